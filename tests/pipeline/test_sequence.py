@@ -1,4 +1,5 @@
-"""Packing against recorded layouts of diffusers, including two that equal constants of another implementation."""
+"""Packing against recorded layouts of diffusers, including two that equal constants of another
+implementation."""
 
 from __future__ import annotations
 
