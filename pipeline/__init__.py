@@ -1,0 +1,57 @@
+"""Firstlook's pipeline: from a request to frames on disk. This is its public face; nothing here imports torch."""
+
+from pipeline.errors import Cancelled, EngineError, FirstlookError, ModelError, RequestError
+from pipeline.events import (
+    CancelledEvent,
+    Event,
+    Failed,
+    Finished,
+    FrameWritten,
+    JobStatus,
+    PhaseChanged,
+    StepDone,
+)
+from pipeline.jobs import Job
+from pipeline.presets import (
+    ExpectedFile,
+    Preset,
+    Presets,
+    Stage,
+    find_preset,
+    load_presets,
+    user_presets_folder,
+)
+from pipeline.request import Request, draw_seed
+from pipeline.store import JobInfo
+from pipeline.studio import Preflight, Studio
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Cancelled",
+    "CancelledEvent",
+    "EngineError",
+    "Event",
+    "ExpectedFile",
+    "Failed",
+    "Finished",
+    "FirstlookError",
+    "FrameWritten",
+    "Job",
+    "JobInfo",
+    "JobStatus",
+    "ModelError",
+    "PhaseChanged",
+    "Preflight",
+    "Preset",
+    "Presets",
+    "Request",
+    "RequestError",
+    "Stage",
+    "StepDone",
+    "Studio",
+    "draw_seed",
+    "find_preset",
+    "load_presets",
+    "user_presets_folder",
+]
