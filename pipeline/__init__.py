@@ -1,4 +1,4 @@
-"""Firstlook's pipeline: from a request to frames on disk. This is its public face; nothing here imports torch."""
+"""From a request to frames on disk: Firstlook's pipeline. This is its public face; it imports no torch."""
 
 from pipeline.errors import Cancelled, EngineError, FirstlookError, ModelError, RequestError
 from pipeline.events import (
