@@ -148,7 +148,8 @@ static uint16_t round_group_scales(const float scale[LANES], int8_t bytes[LANES]
         peak = fabsf(scale[g]) > fabsf(peak) ? scale[g] : peak;
     }
     uint16_t half = half_of_float(peak / -128.0f);
-    if (peak != 0.0f && (half & 0x7fffu) == 0) half |= 1u; /* the smallest there is keeps more than zero would */
+    /* Tiny scales are subnormal and may be rounded far down; the largest group must still reach its byte. */
+    if (fabsf(float_of_half(half)) * 128.5f < fabsf(peak)) half++;
     const float stored = float_of_half(half);
     const float inverse = inverse_or_zero(stored);
     for (int g = 0; g < LANES; g++) {
