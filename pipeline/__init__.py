@@ -21,13 +21,15 @@ from pipeline.presets import (
     load_presets,
     user_presets_folder,
 )
-from pipeline.request import Request, draw_seed
+from pipeline.request import LIMITS, Request, draw_seed
 from pipeline.store import JobInfo
 from pipeline.studio import Preflight, Studio
+from pipeline.version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
+    "LIMITS",
     "Cancelled",
     "CancelledEvent",
     "EngineError",

@@ -12,12 +12,17 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import FirstlookError
 from pipeline.plan import StagePlan
 from pipeline.store import list_folders
 
+if TYPE_CHECKING:
+    from pipeline.engine import EngineConfig
+
+EXPORT_PIXELS_PER_SECOND = 4e6
+"""PNG and H.264 together, on one ordinary core."""
 LOOKED_AT = 60
 USED = 5
 
@@ -68,7 +73,8 @@ class Timings:
         """The inverse of `to_json`; raises `ValueError` or `TypeError` on anything else."""
         pixels = {key: Pixels(**data[key]) if data.get(key) else None for key in ("decoded", "exported")}
         denoised = tuple(Denoised(**entry) for entry in data.get("denoised", ()))
-        return cls(**(data | pixels | {"denoised": denoised}))
+        rest = {key: value for key, value in data.items() if key != "phases"}
+        return cls(**(rest | pixels | {"denoised": denoised}))
 
 
 def history(outputs: Path) -> list[Timings]:
@@ -91,11 +97,11 @@ def estimate_phases(
         "load": _typical(entry.load for entry in alike),
         "text": _typical(entry.text for entry in alike),
         "denoise": _denoise(stages[-1], alike),
-        "decode": _pixels(_generated_pixels(stages[-1]), (entry.decoded for entry in alike)),
-        "export": _pixels(_shown_pixels(stages[-1]), (entry.exported for entry in alike)),
+        "decode": _pixels(generated_pixels(stages[-1]), (entry.decoded for entry in alike)),
+        "export": _export(stages[-1], alike),
     }
     if len(stages) > 1:
-        decode = _pixels(_generated_pixels(stages[0]), (entry.decoded for entry in alike))
+        decode = _pixels(generated_pixels(stages[0]), (entry.decoded for entry in alike))
         seconds["preview"] = _sum(_denoise(stages[0], alike), decode)
     return seconds
 
@@ -110,9 +116,26 @@ def scaled(measured: Pixels | None, pixels: int) -> float | None:
     return measured.seconds / measured.pixels * pixels if measured and measured.pixels else None
 
 
+def pass_cost(config: EngineConfig) -> tuple[float, float]:
+    """(linear, quadratic) multiply-adds of a forward pass: for each row, and for each pair of rows."""
+    inner = config.heads * config.head_dim
+    block = 4 * config.hidden * inner + 3 * config.hidden * config.ffn
+    return float(config.blocks * block), float(config.blocks * 2 * inner)
+
+
 def passes(stage: StagePlan) -> int:
     """Forward passes of a stage: two for each evaluation with guidance."""
     return stage.evaluations * (1 if stage.guidance == 1.0 else 2)
+
+
+def generated_pixels(stage: StagePlan) -> int:
+    """Pixels of all frames a stage decodes."""
+    return stage.canvas.gen_width * stage.canvas.gen_height * stage.canvas.gen_frames
+
+
+def shown_pixels(stage: StagePlan) -> int:
+    """Pixels of all frames a render writes."""
+    return stage.canvas.width * stage.canvas.height * stage.canvas.frames
 
 
 def _denoise(stage: StagePlan, alike: list[Timings]) -> float | None:
@@ -125,16 +148,15 @@ def _denoise(stage: StagePlan, alike: list[Timings]) -> float | None:
     return None if pace is None else pace * passes(stage)
 
 
+def _export(stage: StagePlan, alike: list[Timings]) -> float:
+    """Known well enough without history: a small part of any job."""
+    pixels = shown_pixels(stage)
+    measured = _pixels(pixels, (entry.exported for entry in alike))
+    return pixels / EXPORT_PIXELS_PER_SECOND if measured is None else measured
+
+
 def _pixels(pixels: int, measured: Iterable[Pixels | None]) -> float | None:
     return _typical(scaled(entry, pixels) for entry in measured)
-
-
-def _generated_pixels(stage: StagePlan) -> int:
-    return stage.canvas.gen_width * stage.canvas.gen_height * stage.canvas.gen_frames
-
-
-def _shown_pixels(stage: StagePlan) -> int:
-    return stage.canvas.width * stage.canvas.height * stage.canvas.frames
 
 
 def _typical(values: Iterable[float | None]) -> float | None:

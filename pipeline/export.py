@@ -61,13 +61,26 @@ def jpeg(frame: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def write_mp4(path: Path, frames: np.ndarray, fps: int, title: str, comment: Mapping[str, Any]) -> None:
-    """Write uint8 [F, H, W, 3] as an H.264 clip; odd sides are padded by one pixel to even ones.
+def read_png(path: Path) -> np.ndarray:
+    """One frame back from disk, uint8 [H, W, 3]."""
+    with Image.open(path) as picture:
+        return np.asarray(picture.convert("RGB"))
 
-    `comment` is stored as JSON. Raises `FirstlookError` when there is no ffmpeg or it fails; a full disk
-    shows as ffmpeg's own words, so the caller checks the space.
+
+def write_mp4(
+    path: Path,
+    frames: Iterable[np.ndarray],
+    size: tuple[int, int],
+    fps: int,
+    title: str,
+    comment: Mapping[str, Any],
+) -> None:
+    """Write frames, uint8 [H, W, 3] each, as an H.264 clip; odd sides are padded by one pixel to even ones.
+
+    `size` is (width, height). `comment` is stored as JSON. Raises `FirstlookError` when there is no ffmpeg or
+    it fails.
     """
-    _, height, width, _ = frames.shape
+    width, height = size
     filters = (EVEN if width % 2 or height % 2 else "") + COLOUR
     with replacing(path) as temporary:
         command = [
@@ -98,7 +111,7 @@ def _ffmpeg() -> str:
         raise FirstlookError("No ffmpeg was found for the mp4: the PNG frames are complete.") from error
 
 
-def _feed(command: list[str], frames: np.ndarray) -> None:
+def _feed(command: list[str], frames: Iterable[np.ndarray]) -> None:
     """Run ffmpeg and hand it the frames one by one, so that a long clip is never in memory twice."""
     with tempfile.TemporaryFile() as complaints:
         # Its own session: a Ctrl-C in the terminal is for us to handle, not for ffmpeg.

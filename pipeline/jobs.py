@@ -30,7 +30,6 @@ from pipeline.presets import SHOW_FRAMES, SHOW_HEIGHT, SHOW_WIDTH
 from pipeline.progress import Progress
 from pipeline.store import INTERRUPTED, JobFolder, Record
 
-LIVE_RENDER_FRAMES = 3
 PHASES_PLAIN: tuple[Phase, ...] = ("load", "text", "denoise", "decode", "export")
 PHASES_WITH_PREVIEW: tuple[Phase, ...] = ("load", "text", "preview", "denoise", "decode", "export")
 
@@ -138,10 +137,10 @@ class Job:
             self._progress = Progress(phases, expected)
             self._update(state="running", phases=phases, phase=phases[0], phase_index=0)
 
-    def expect(self, phase: Phase, seconds: float | None) -> None:
-        """A better estimate of a later phase."""
+    def expect_if_unknown(self, phase: Phase, seconds: float) -> None:
+        """Estimate a later phase that no earlier job has measured."""
         with self._condition:
-            self._progress.expect(phase, seconds)
+            self._progress.expect_if_unknown(phase, seconds)
 
     def enter(self, phase: Phase, message: str, done: float = 0.0) -> None:
         """The next phase begins, of which an earlier run may have done a part."""

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline.canvas import Canvas
+from pipeline.canvas import Canvas, ModelGeometry
 from pipeline.canvas import plan as plan_canvas
 from pipeline.errors import FirstlookError, RequestError
 from pipeline.presets import Preset
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pipeline.models import Missing, ModelFiles
 
 GENERATED_FILE = "generated.safetensors"
-"""Beside a preview's four pictures: every frame generated for it, so that a render can start there."""
+"""Beside a preview's four pictures: all its frames as generated, so that a render can start there."""
 FIXED_BYTES = 32 << 20
 BYTES_PER_PIXEL = 4
 ASPECT_TOLERANCE = 0.1
@@ -66,7 +66,7 @@ def plan_stages(
         return (_preview_stage(request, preset, files),)
     makes_own = source is None and preset.preview_first and request.keep > 0
     keep = request.keep if source is not None or makes_own else 0.0
-    canvas = plan_canvas(request.width, request.height, request.frames, files.geometry)
+    canvas = plan_canvas(request.width, request.height, request.frames, _geometry(files))
     evaluations = _evaluations(request.steps, files, keep)
     render = StagePlan("render", canvas, request.steps, evaluations, request.guidance, keep)
     return (_preview_stage(request, preset, files), render) if makes_own else (render,)
@@ -107,7 +107,12 @@ def bytes_needed(request: Request) -> int:
 def missing_sentence(preset: Preset, missing: Missing) -> str:
     """One sentence about one missing file: which, where it goes, where it comes from."""
     note = f" {missing.note}" if missing.note else ""
-    return f"{preset.title} lacks its {missing.role}: put it at {preset.model / missing.path}.{note}"
+    return f"{preset.title} lacks its {missing.role}: put it at {missing.path}.{note}"
+
+
+def _geometry(files: ModelFiles) -> ModelGeometry:
+    """The model's own geometry; MiniMax-H3's while parts of the model are missing."""
+    return ModelGeometry() if files.missing else files.geometry
 
 
 def _evaluations(steps: int, files: ModelFiles, keep: float) -> int:
@@ -118,7 +123,7 @@ def _evaluations(steps: int, files: ModelFiles, keep: float) -> int:
 
 def _preview_stage(request: Request, preset: Preset, files: ModelFiles) -> StagePlan:
     shape = preset.preview
-    canvas = plan_canvas(shape.width, shape.height, shape.frames, files.geometry)
+    canvas = plan_canvas(shape.width, shape.height, shape.frames, _geometry(files))
     # The person's own guidance counts for both stages; the preset's may differ between them.
     changed = request.guidance != preset.render.guidance
     guidance = request.guidance if changed else shape.guidance

@@ -34,9 +34,9 @@ class Progress:
         self._highest = 0.0
         self._spent: dict[str, float] = {}
 
-    def expect(self, phase: str, seconds: float | None) -> None:
-        """Set the expected seconds of a phase."""
-        if phase in self._expected:
+    def expect_if_unknown(self, phase: str, seconds: float) -> None:
+        """Set the expected seconds of a phase that has none."""
+        if self._expected.get(phase) is None:
             self._expected[phase] = seconds
 
     def begin(self, phase: str, done: float = 0.0) -> None:
@@ -79,7 +79,7 @@ class Progress:
 
     def _weights(self) -> dict[str, float]:
         """Seconds of each phase where all are known, fixed shares otherwise."""
-        known: dict[str, float] = {}
+        known: dict[str, float] = {}  # no weight is 0, so that every phase moves the bar
         for phase in self._phases:
             seconds = self._spent.get(phase, self._expected[phase])
             if seconds is None:

@@ -112,17 +112,17 @@ class Studio:
             job_folder = claim_folder(place) if place else create_folder(self.outputs, request)
             return self._enqueue(job_folder, new_record(request), preset)
 
-    def resume(self, job_id: str) -> Job:
+    def resume(self, job: str | Path) -> Job:
         """Continue a job that was interrupted, cancelled or failed, from its last finished step.
 
-        `job_id` is the name of a folder below outputs, or the path of a job's folder.
+        `job` is its name below the outputs folder, or, as a `Path`, a job's folder anywhere.
         """
         with self._condition:
-            known = self._known.get(job_id)
-            if known is not None and not known.snapshot().over:
+            folder = JobFolder(job.expanduser().absolute()) if isinstance(job, Path) else self._folder(job)
+            known = self._known.get(folder.id)
+            if known is not None and known.folder == folder.path and not known.snapshot().over:
                 return known
             self._check_room()
-            folder = self._folder(job_id)
             record = folder.truth(folder.read())
             if record.state == "done":
                 raise FirstlookError(f"{folder.id} is finished: there is nothing to resume.")
@@ -231,14 +231,10 @@ class Studio:
             del self._known[name]
 
     def _folder(self, job_id: str) -> JobFolder:
-        path = Path(job_id)
-        if not path.is_absolute():
-            if path.name != job_id or job_id.startswith("."):
-                raise RequestError("source", "A job is named by its folder in the outputs folder.")
-            path = self.outputs / job_id
-        if not path.is_dir():
-            raise RequestError("source", f"There is no job called {path.name} in {path.parent}.")
-        return JobFolder(path)
+        # Names come from a browser: one that could lead out of the outputs folder is nobody's job.
+        if Path(job_id).name != job_id or job_id.startswith(".") or not (self.outputs / job_id).is_dir():
+            raise RequestError("source", f"There is no job called {job_id} in {self.outputs}.")
+        return JobFolder(self.outputs / job_id)
 
     def _info(self, folder: JobFolder) -> JobInfo:
         """The history's row, read again only when job.json changed or the job is alive."""

@@ -1,0 +1,71 @@
+"""Arrays of a job on disk, in safetensors files that are complete or absent: the sampler's state, and the
+frames a preview was made of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+import safetensors.torch
+from torch import Tensor
+
+from pipeline.errors import FirstlookError
+from pipeline.files import replacing
+
+VIDEO, AUDIO, FRAMES = "video", "audio", "frames"
+
+
+@dataclass(frozen=True)
+class SamplerState:
+    """The sampler's state after `step` of `steps` evaluations of `stage`.
+
+    `video` [N, P] and `audio` [2A, channels] (None without sound) are rows, float32.
+    """
+
+    stage: str
+    step: int
+    steps: int
+    video: Tensor
+    audio: Tensor | None
+
+
+def save_state(path: Path, state: SamplerState) -> None:
+    """Replace the saved state."""
+    tensors = {VIDEO: state.video.contiguous()}
+    if state.audio is not None:
+        tensors[AUDIO] = state.audio.contiguous()
+    metadata = {"stage": state.stage, "step": str(state.step), "steps": str(state.steps)}
+    with replacing(path) as temporary:
+        safetensors.torch.save_file(tensors, temporary, metadata)
+
+
+def load_state(path: Path) -> SamplerState | None:
+    """The saved state, or None when there is none; raises `FirstlookError` when it is damaged."""
+    if not path.exists():
+        return None
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            metadata = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        step, steps = int(metadata["step"]), int(metadata["steps"])
+        return SamplerState(metadata["stage"], step, steps, tensors[VIDEO], tensors.get(AUDIO))
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        raise FirstlookError(f"{path} is damaged ({error}): delete it to start this job again.") from error
+
+
+def save_frames(path: Path, frames: np.ndarray) -> None:
+    """Write frames, uint8 [F, H, W, 3]."""
+    with replacing(path) as temporary:
+        safetensors.numpy.save_file({FRAMES: np.ascontiguousarray(frames)}, temporary)
+
+
+def load_frames(path: Path) -> np.ndarray:
+    """Read frames; raises `FirstlookError` when the file is missing or damaged."""
+    try:
+        return safetensors.numpy.load_file(path)[FRAMES]
+    except (OSError, KeyError, safetensors.SafetensorError) as error:
+        raise FirstlookError(f"{path} cannot be read ({error}): make the preview again.") from error
