@@ -10,7 +10,6 @@ because the encoder makes nothing of no tokens.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, Qwen3VLTextModel
+from transformers.utils import logging as transformers_logging
 
 from pipeline.errors import ModelError, RequestError
 from pipeline.sequence import TEXT_TAG
@@ -138,14 +138,16 @@ def _load(folder: Path, layer: int) -> Qwen3VLTextModel:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence transformers' table of layers that are left out on purpose."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Silence transformers' progress bar, and its table of layers that are left out on purpose."""
+    level, bar = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        logger.setLevel(level)
+        transformers_logging.set_verbosity(level)
+        if bar:
+            transformers_logging.enable_progress_bar()
 
 
 def _first_line(error: Exception) -> str:

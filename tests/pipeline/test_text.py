@@ -153,3 +153,8 @@ def test_a_damaged_tokenizer_is_named(folder):
     (folder / "tokenizer" / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match="tokenizer"):
         TextEncoder.open(models.find(folder))
+
+
+def test_loading_says_nothing(folder, capfd):
+    TextEncoder.open(models.find(folder))
+    assert capfd.readouterr() == ("", "")
