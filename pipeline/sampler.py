@@ -9,6 +9,7 @@ latents of any step ends in the same bytes.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -114,16 +115,20 @@ class Step:
     seconds: float
 
 
-def sigmas(steps: int, shift: float) -> Tensor:
-    """Noise levels for `steps` evaluations, float32 from 1 to 0: `s b / (1 + (s - 1) b)` over an even grid b.
+def sigmas(steps: int, shift: float, start: float = 1.0) -> Tensor:
+    """Noise levels for `steps` evaluations, float32 from `start` to 0: `s b / (1 + (s - 1) b)` over an even
+    grid b.
 
     Neighbours that the shift makes equal in float32 are merged, as in diffusers, so a huge `steps` can give
     fewer.
     """
-    if steps < 1 or shift <= 0:
-        raise ValueError(f"a schedule needs a positive number of steps and shift, got {steps} and {shift}")
-    grid = torch.linspace(1.0, 0.0, steps + 1, dtype=torch.float32)
-    return torch.unique_consecutive(shift * grid / (1 + (shift - 1) * grid))
+    if steps < 1 or shift <= 0 or not 0 < start <= 1:
+        raise ValueError(f"no schedule has {steps} steps, shift {shift} and starts at noise level {start}")
+    first = start / (shift - (shift - 1) * start)  # the b whose level is `start`; 1 for 1
+    grid = torch.linspace(first, 0.0, steps + 1, dtype=torch.float32)
+    levels = torch.unique_consecutive(shift * grid / (1 + (shift - 1) * grid))
+    levels[0] = start
+    return levels
 
 
 def schedule(
@@ -131,19 +136,16 @@ def schedule(
 ) -> Schedule:
     """The schedule of a run that starts from noise (`keep` 0) or from a picture noised to timestep `keep`.
 
-    With `keep`, the full schedule of `steps` is entered at its first point with sigma <= 1 - keep, but no
-    later than its last one above 0, and that point is replaced by exactly 1 - keep. So fewer evaluations
-    than `steps` remain: `Schedule.steps` says how many. Sound has no preview and starts from noise, over as
-    many evaluations.
+    What is kept need not be made again: of `steps` evaluations, the part 1 - keep remains, rounded up
+    (`Schedule.steps` says how many), spread from noise level 1 - keep to 0 under the same shift. (Only
+    leaving out the levels above 1 - keep would leave a single evaluation for keep = 0.5 at shift 12: most of
+    a shifted schedule lies near pure noise.) Sound has no preview and starts from noise, over as many
+    evaluations.
     """
     if not 0.0 <= keep < 1.0:
         raise ValueError(f"keep must be at least 0 and below 1, got {keep}")
-    video = sigmas(steps, shift)
-    if keep > 0.0:
-        level = torch.tensor(1.0 - keep, dtype=torch.float32)
-        first = min(int((video > level).sum()), len(video) - 2)
-        video = torch.cat([level[None], video[first + 1 :]])
-    return Schedule(video, sigmas(len(video) - 1, audio_shift))
+    left = max(1, math.ceil(steps * (1.0 - keep) - 1e-6))
+    return Schedule(sigmas(left, shift, 1.0 - keep), sigmas(left, audio_shift))
 
 
 def noised(clean: Tensor, field: Tensor, keep: float) -> Tensor:

@@ -225,21 +225,25 @@ def test_numbers_that_are_not_finite_stop_the_run():
 
 @pytest.mark.parametrize(
     ("steps", "keep", "left"),
-    [(12, 0.0, 12), (12, 0.001, 11), (12, 0.15, 3), (12, 0.5, 1), (12, 0.9, 1), (1, 0.4, 1), (2, 0.05, 1)],
+    [(12, 0.0, 12), (12, 0.01, 12), (12, 0.5, 6), (12, 0.9, 2), (10, 0.9, 1), (1, 0.4, 1), (20, 0.95, 1)],
 )
-def test_keep_enters_the_schedule_late(steps, keep, left):
-    full = sigmas(steps, 12.0)
+def test_keep_leaves_its_share_of_the_steps(steps, keep, left):
     plan = schedule(steps, 12.0, 3.0, keep)
     assert plan.steps == left
     assert plan.video[0].item() == torch.tensor(1.0 - keep, dtype=torch.float32).item()
+    assert plan.video[-1].item() == 0.0
     assert (plan.video[1:] < plan.video[:-1]).all()
-    assert torch.equal(plan.video[1:], full[len(full) - left :])
     assert torch.equal(plan.audio, sigmas(left, 3.0))
 
 
-def test_keep_lands_on_a_grid_point_without_repeating_it():
-    full = sigmas(4, 1.0)
-    assert schedule(4, 1.0, 1.0, 0.25).video.tolist() == full[1:].tolist()
+def test_without_shift_keep_enters_the_full_grid_late():
+    assert torch.equal(schedule(8, 1.0, 1.0, 0.25).video, sigmas(8, 1.0)[2:])
+
+
+def test_keeping_a_point_of_the_grid_continues_on_the_same_curve():
+    full = sigmas(12, 12.0)
+    rest = sigmas(5, 12.0, full[7].item())
+    torch.testing.assert_close(rest, full[7:])
 
 
 def test_noised_runs_from_noise_to_clean():
@@ -253,10 +257,10 @@ def test_unequal_grids_are_refused():
         Schedule(sigmas(3, 12.0), sigmas(4, 3.0))
 
 
-@pytest.mark.parametrize(("steps", "shift"), [(0, 12.0), (3, 0.0)])
-def test_senseless_schedules_are_refused(steps, shift):
+@pytest.mark.parametrize(("steps", "shift", "start"), [(0, 12.0, 1.0), (3, 0.0, 1.0), (3, 12.0, 0.0)])
+def test_senseless_schedules_are_refused(steps, shift, start):
     with pytest.raises(ValueError, match="schedule"):
-        sigmas(steps, shift)
+        sigmas(steps, shift, start)
 
 
 def test_audio_rows_round_trip_through_the_sampler_layout():
