@@ -27,12 +27,11 @@ import gguf
 
 from pipeline.canvas import ModelGeometry
 from pipeline.errors import ModelError
+from pipeline.layouts import PREFIXES
 from pipeline.safetensors_file import read_header
 
 VIDEO_SHIFT, AUDIO_SHIFT, TEXT_HIDDEN_LAYER = 12.0, 3.0, 50
 H3_PATCH = (1, 2, 2)
-PREFIX = "model.diffusion_model."
-"""What some programs write before every name of the transformer."""
 WHOLE_HASH = 1 << 30
 """Files up to this size are hashed whole; of larger ones, `SAMPLES` pieces of `SAMPLE` bytes are."""
 SAMPLES, SAMPLE = 64, 1 << 20
@@ -165,10 +164,10 @@ def _missing(folder: Path, parts: dict[str, Path | None], named: dict[str, Expec
         if parts[part] is not None:
             continue
         entry = named.get(part)
+        path = folder / (entry.path if entry is not None else _DEFAULT_PATHS[part])
         note = entry.note if entry is not None and entry.note else _NOTES[part]
         if part == "transformer" and unconverted:
-            note = f"{folder / part} holds safetensors: run 'python -m pipeline convert' on that folder."
-        path = folder / (entry.path if entry is not None else _DEFAULT_PATHS[part])
+            note = f"Make it: python -m pipeline convert --input {folder / part} --out {path}"
         yield Missing(entry.role if entry is not None else _TITLES[part], path, note)
     for part, entry in named.items():
         if part not in _NOTES and not (folder / entry.path).exists():
@@ -238,7 +237,7 @@ def _contents(path: Path, size: int, modified: int) -> _Contents:
     try:
         reader = gguf.GGUFReader(path)
         shapes = {
-            tensor.name.removeprefix(PREFIX): tuple(int(n) for n in reversed(tensor.shape))
+            _without_prefix(tensor.name): tuple(int(n) for n in reversed(tensor.shape))
             for tensor in reader.tensors
         }
         metadata = {
@@ -250,6 +249,12 @@ def _contents(path: Path, size: int, modified: int) -> _Contents:
         if name not in shapes:
             raise ModelError(f"{path} lacks tensor {name}: it is not a MiniMax-H3 denoiser.")
     return _Contents(path, shapes, metadata)
+
+
+def _without_prefix(name: str) -> str:
+    for prefix in PREFIXES:
+        name = name.removeprefix(prefix)
+    return name
 
 
 @lru_cache(maxsize=256)

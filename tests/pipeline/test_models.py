@@ -102,14 +102,14 @@ def test_safetensors_denoisers_are_told_how_to_convert(folder):
     (folder / "transformer" / "tiny.gguf").unlink()
     save_file({"x": np.zeros(1, np.float32)}, folder / "transformer" / "a.safetensors")
     (missing,) = models.find(folder).missing
-    assert "python -m pipeline convert" in missing.note
-    assert str(folder / "transformer") in missing.note
+    assert f"convert --input {folder / 'transformer'} --out {missing.path}" in missing.note
 
 
 def test_detection_is_by_tensors_with_or_without_prefix(folder):
     path = folder / "transformer" / "tiny.gguf"
-    write_gguf(path, prefix="model.diffusion_model.")
-    assert models.find(folder).geometry.latent_channels == 4
+    for prefix in ("model.diffusion_model.", "diffusion_model."):
+        write_gguf(path, prefix=prefix)
+        assert models.find(folder).geometry.latent_channels == 4
     write_gguf(path, drop=("condition_proj.weight",))
     with pytest.raises(ModelError, match=r"tiny\.gguf lacks tensor condition_proj\.weight"):
         models.find(folder)
