@@ -118,8 +118,8 @@ def scaled(measured: Pixels | None, pixels: int) -> float | None:
 
 def pass_cost(config: EngineConfig) -> tuple[float, float]:
     """(linear, quadratic) multiply-adds of a forward pass: for each row, and for each pair of rows."""
-    inner = config.heads * config.head_dim
-    block = 4 * config.hidden * inner + 3 * config.hidden * config.ffn
+    inner = config.heads * config.head_width
+    block = 4 * config.hidden * inner + 3 * config.hidden * config.feed_forward
     return float(config.blocks * block), float(config.blocks * 2 * inner)
 
 

@@ -237,7 +237,9 @@ class Generation:
         canvas = stage.canvas
         patch = self._files.geometry.patch
         layout = sequence.pack(caption.tags, canvas.latent_shape, patch, canvas.audio_latents)
-        with self._model.prepare(layout, caption.rows, schedule.timesteps(layout)) as run:
+        with self._model.prepare(
+            layout, caption.rows, schedule.timesteps(layout), lambda done, total: self._job.cancelled
+        ) as run:
             yield sampler.Branch(run, layout)
 
     def _block_progress(self, steps: int, share: Callable[[float], float]) -> sampler.StepProgress:
