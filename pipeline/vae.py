@@ -160,21 +160,26 @@ def fit(frames: np.ndarray, width: int, height: int, count: int) -> np.ndarray:
     Enlarged (antialiased bicubic) until both sides are covered, then cropped to the centre, so nothing is
     squeezed. Time is stretched: between frames, neighbours are mixed linearly.
     """
-    pixels = torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2).float()
-    pixels = _retime(pixels, count)
-    scale = max(width / pixels.shape[3], height / pixels.shape[2])
-    size = max(height, round(pixels.shape[2] * scale)), max(width, round(pixels.shape[3] * scale))
-    pixels = F.interpolate(pixels, size=size, mode="bicubic", antialias=True, align_corners=False)
+    pixels = torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2)
+    # One frame at a time: all frames of a large clip in float32 would take gigabytes.
+    fitted = [_cover(frame, width, height) for frame in _retimed(pixels, count)]
+    return torch.stack(fitted).permute(0, 2, 3, 1).contiguous().numpy()
+
+
+def _retimed(pixels: Tensor, count: int) -> Iterator[Tensor]:
+    last = pixels.shape[0] - 1
+    for place in torch.linspace(0, last, count).tolist():
+        before = int(place)
+        yield torch.lerp(pixels[before].float(), pixels[min(before + 1, last)].float(), place - before)
+
+
+def _cover(frame: Tensor, width: int, height: int) -> Tensor:
+    """[3, h, w] float to uint8 [3, height, width]."""
+    scale = max(width / frame.shape[2], height / frame.shape[1])
+    size = max(height, round(frame.shape[1] * scale)), max(width, round(frame.shape[2] * scale))
+    large = F.interpolate(frame[None], size=size, mode="bicubic", antialias=True, align_corners=False)[0]
     top, left = (size[0] - height) // 2, (size[1] - width) // 2
-    pixels = pixels[:, :, top : top + height, left : left + width].round().clamp(0, 255)
-    return pixels.to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
-
-
-def _retime(pixels: Tensor, count: int) -> Tensor:
-    places = torch.linspace(0, pixels.shape[0] - 1, count)
-    before = places.floor().long()
-    after = (before + 1).clamp(max=pixels.shape[0] - 1)
-    return torch.lerp(pixels[before], pixels[after], (places - before).view(-1, 1, 1, 1))
+    return large[:, top : top + height, left : left + width].round().clamp(0, 255).to(torch.uint8)
 
 
 def _load(folder: Path) -> AutoencoderKLMiniMaxH3:
