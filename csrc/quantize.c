@@ -19,7 +19,7 @@
 enum { LANES = 16, SMALL_BLOCK = 32, SUPER_BLOCK = 256, TRIALS = 9 };
 
 /* Packs whole blocks of finite values whose scales fit half precision. */
-typedef void (*pack_function)(const float *source, size_t blocks, uint8_t *target);
+typedef void (*PackFunction)(const float *source, size_t blocks, uint8_t *target);
 
 /* Half precision, ties to even, for magnitudes below 65520. */
 static uint16_t half_of_float(float value) {
@@ -198,11 +198,11 @@ static void pack_q6_k(const float *source, size_t blocks, uint8_t *target) {
  * How a format is packed, and the largest magnitude whose scale is sure to fit half precision: a searched scale is
  * less than twice the one that the largest value alone gives.
  */
-static pack_function packer_of_type(uint32_t type, float *largest) {
+static PackFunction packer_of_type(uint32_t type, float *largest) {
     static const struct {
         uint32_t type;
         float largest;
-        pack_function pack;
+        PackFunction pack;
     } packers[] = {
         {2, 65504.0f * 4.0f, pack_q4_0},
         {8, 65504.0f * 127.0f, pack_q8_0},
@@ -226,13 +226,13 @@ static bool all_within(const float *values, size_t count, float largest) {
 
 int h3_quantize_rows(int ggml_type, const float *source, size_t rows, size_t columns, uint8_t *target, char *error,
                      size_t error_size) {
-    failure failed = start_failure(error, error_size);
+    Failure failed = start_failure(error, error_size);
     float largest = 0.0f;
     const uint32_t type = (uint32_t)ggml_type;
     const int index = format_of_type(type);
-    const pack_function pack = packer_of_type(type, &largest);
+    const PackFunction pack = packer_of_type(type, &largest);
     if (index < 0 || !pack) return fail(&failed, "Weights of GGML type %d cannot be written here.", ggml_type);
-    const format *const kind = &format_table()[index];
+    const Format *const kind = &format_table()[index];
     if (columns == 0 || columns % kind->elements) {
         return fail(&failed, "Rows of %zu values are not whole blocks of %zu, as %s needs.", columns, kind->elements,
                     kind->name);

@@ -1,0 +1,132 @@
+/*
+ * The product of tokens and a quantized weight.
+ *
+ * A task is GROUP panels of weight rows. It unpacks K_BLOCK columns of them into its thread's scratch, uses them
+ * for up to CHUNK tokens, and forgets them; its output tile stays in cache until all columns are summed. Input
+ * values are copied once, block of columns by block of columns, so that a task reads them in order.
+ */
+#include <string.h>
+
+#include "internal.h"
+
+enum { LINEAR_FLOATS = PANEL * K_BLOCK, PANEL_FLOATS = PANEL * K_BLOCK, WIDTH = GROUP * PANEL };
+
+static size_t gemm_scratch(void) {
+    return LINEAR_FLOATS + PANEL_FLOATS + (size_t)CHUNK * WIDTH;
+}
+
+typedef struct {
+    const Engine *engine;
+    const Product *product;
+} GemmTask;
+
+static size_t smaller(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+static size_t divide_up(size_t a, size_t b) {
+    return a / b + (a % b != 0);
+}
+
+/* Rows of columns [task * K_BLOCK ...) of all tokens: packed[first * tokens + t * count + i]. */
+static void pack_input(void *context, size_t task, size_t worker) {
+    const Product *const product = ((const GemmTask *)context)->product;
+    (void)worker;
+    const size_t columns = product->weight->columns;
+    const size_t first = task * K_BLOCK, count = smaller(K_BLOCK, columns - first);
+    float *target = product->packed + first * product->tokens;
+    for (size_t t = 0; t < product->tokens; t++, target += count) {
+        const size_t row = product->gather ? (size_t)product->gather[t] : t;
+        memcpy(target, product->input + row * columns + first, count * sizeof *target);
+    }
+}
+
+static void unpack_panel(const Kernels *kernels, const Matrix *weight, size_t row, size_t first, size_t count,
+                         float *linear, float *panel) {
+    const Format *const format = &format_table()[weight->format];
+    const size_t rows = smaller(PANEL, weight->rows - row);
+    for (size_t r = 0; r < rows; r++) {
+        const uint8_t *const source = weight->data + (row + r) * weight->row_bytes + first / format->elements * format->bytes;
+        kernels->unpack[weight->format](source, count, linear + r * K_BLOCK);
+    }
+    kernels->interleave(linear, K_BLOCK, rows, count, panel);
+}
+
+/* The weight row that panel `index` of task `task` starts at; weight->rows when there is none. */
+static size_t panel_row(const Product *product, size_t task, size_t index) {
+    const size_t rows = product->weight->rows;
+    if (!product->swiglu) return smaller(rows, (task * GROUP + index) * PANEL);
+    const size_t pairs = GROUP / 2, half = rows / 2;
+    const size_t row = (task * pairs + index % pairs) * PANEL;
+    return row >= half ? rows : row + (index < pairs ? 0 : half);
+}
+
+/* tile [tokens][WIDTH] = the task's panels times tokens [first_token ...). */
+static void fill_tile(const GemmTask *context, size_t task, size_t first_token, size_t tokens, float *scratch) {
+    const Product *const product = context->product;
+    const Kernels *const kernels = context->engine->kernels;
+    const Matrix *const weight = product->weight;
+    float *const linear = scratch, *const panel = linear + LINEAR_FLOATS, *const tile = panel + PANEL_FLOATS;
+    for (size_t first = 0; first < weight->columns; first += K_BLOCK) {
+        const size_t count = smaller(K_BLOCK, weight->columns - first);
+        const float *const input = product->packed + first * product->tokens + first_token * count;
+        for (size_t index = 0; index < GROUP; index++) {
+            const size_t row = panel_row(product, task, index);
+            if (row >= weight->rows) continue;
+            unpack_panel(kernels, weight, row, first, count, linear, panel);
+            kernels->multiply(panel, input, count, 1, count, tokens, tile + index * PANEL, WIDTH, first > 0);
+        }
+    }
+}
+
+static float *output_at(const Product *product, size_t token, size_t column) {
+    return product->output + column / product->block * product->block_stride + token * product->row_stride +
+           column % product->block;
+}
+
+static void store_plain(const Product *product, size_t task, size_t first_token, size_t tokens, const float *tile) {
+    const size_t first = task * WIDTH, end = smaller(first + WIDTH, product->weight->rows);
+    for (size_t t = 0; t < tokens; t++, tile += WIDTH) {
+        for (size_t column = first, next; column < end; column = next) {
+            next = smaller(end, column - column % product->block + product->block);
+            float *const target = output_at(product, first_token + t, column);
+            for (size_t i = 0; i < next - column; i++) {
+                const float bias = product->bias ? product->bias[column + i] : 0.0f;
+                target[i] = tile[column - first + i] + bias;
+            }
+        }
+    }
+}
+
+static void store_swiglu(const GemmTask *context, size_t task, size_t first_token, size_t tokens,
+                         const float *tile) {
+    const Product *const product = context->product;
+    const size_t half = product->weight->rows / 2, width = WIDTH / 2, first = task * width;
+    const size_t count = smaller(width, half - first);
+    for (size_t t = 0; t < tokens; t++, tile += WIDTH)
+        context->engine->kernels->silu_multiply(tile, tile + width, count,
+                                                output_at(product, first_token + t, first));
+}
+
+static void multiply_group(void *context, size_t task, size_t worker) {
+    const GemmTask *const gemm_task = context;
+    const Product *const product = gemm_task->product;
+    float *const scratch = gemm_task->engine->scratch[worker];
+    const float *const tile = scratch + LINEAR_FLOATS + PANEL_FLOATS;
+    const size_t chunks = divide_up(product->tokens, CHUNK);
+    for (size_t chunk = 0; chunk < chunks; chunk++) {
+        const size_t first = product->tokens * chunk / chunks, end = product->tokens * (chunk + 1) / chunks;
+        fill_tile(gemm_task, task, first, end - first, scratch);
+        if (product->swiglu) store_swiglu(gemm_task, task, first, end - first, tile);
+        else store_plain(product, task, first, end - first, tile);
+    }
+}
+
+static void gemm(const Engine *engine, const Product *product) {
+    if (product->tokens == 0) return;
+    GemmTask task = {.engine = engine, .product = product};
+    pool_run(engine->pool, divide_up(product->weight->columns, K_BLOCK), pack_input, &task);
+    const size_t rows = product->swiglu ? product->weight->rows / 2 : product->weight->rows;
+    const size_t width = product->swiglu ? WIDTH / 2 : WIDTH;
+    pool_run(engine->pool, divide_up(rows, width), multiply_group, &task);
+}
