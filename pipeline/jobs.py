@@ -50,7 +50,8 @@ class Job:
         self.request = record.request
         self._status = _first_status(folder.id, record, fps)
         if self._status.over:
-            self._add_last_event(record.state, record.message)
+            with self._condition:
+                self._add_last_event(record.state, record.message)
 
     @property
     def id(self) -> str:
