@@ -116,7 +116,7 @@ class Generation:
         model = str(self._preset.model)
         expected = estimate_phases(self._stages, history(self._outputs), model, self._threads)
         phases = PHASES_WITH_PREVIEW if len(self._stages) > 1 else PHASES_PLAIN
-        self._job.begin(phases, expected)
+        self._job.begin(phases, expected | ({"load": 0.0} if was_warm else {}))
         self._enter("load", "Loading the model.")
         self._job.describe(note=self._note(), steps=self._stage.evaluations)
         self._model = self._workshop.denoiser()
@@ -138,7 +138,10 @@ class Generation:
             raise ModelError(f"The files of {self._preset.title} changed since then: start this job anew.")
         if self._state is not None and self.record.plan and self.record.plan["stages"] != described["stages"]:
             raise FirstlookError(f"The preset {self._preset.name} changed since then: start this job anew.")
-        self._save(plan=described, model=hashes, state="running", message="")
+        facts = self._model.describe()
+        if facts["note"]:
+            self._job.describe(note=f"{self._note()} {facts['note']}".strip())
+        self._save(plan=described, model=hashes, engine=facts, state="running", message="")
 
     def _read_prompts(self) -> None:
         began = time.perf_counter()

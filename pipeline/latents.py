@@ -14,7 +14,7 @@ import safetensors.torch
 from torch import Tensor
 
 from pipeline.errors import FirstlookError
-from pipeline.files import replacing
+from pipeline.files import write_bytes
 
 VIDEO, AUDIO, FRAMES = "video", "audio", "frames"
 
@@ -39,8 +39,8 @@ def save_state(path: Path, state: SamplerState) -> None:
     if state.audio is not None:
         tensors[AUDIO] = state.audio.contiguous()
     metadata = {"stage": state.stage, "step": str(state.step), "steps": str(state.steps)}
-    with replacing(path) as temporary:
-        safetensors.torch.save_file(tensors, temporary, metadata)
+    # safetensors' own writing hides what the system said of a full disk, so only its bytes are used.
+    write_bytes(path, safetensors.torch.save(tensors, metadata))
 
 
 def load_state(path: Path) -> SamplerState | None:
@@ -59,8 +59,7 @@ def load_state(path: Path) -> SamplerState | None:
 
 def save_frames(path: Path, frames: np.ndarray) -> None:
     """Write frames, uint8 [F, H, W, 3]."""
-    with replacing(path) as temporary:
-        safetensors.numpy.save_file({FRAMES: np.ascontiguousarray(frames)}, temporary)
+    write_bytes(path, safetensors.numpy.save({FRAMES: np.ascontiguousarray(frames)}))
 
 
 def load_frames(path: Path) -> np.ndarray:

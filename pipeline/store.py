@@ -45,7 +45,10 @@ INTERRUPTED = "The program stopped before this was finished."
 
 @dataclass(frozen=True)
 class Record:
-    """The contents of job.json. `plan`, `model` and `timings` are plain JSON, written by `generation`."""
+    """The contents of job.json. `plan`, `model`, `engine` and `timings` are plain JSON of `generation`.
+
+    `model` has the hash of every file of the model, `engine` says which engine and kernels computed.
+    """
 
     request: Request
     created: str
@@ -58,6 +61,7 @@ class Record:
     clip: bool = False
     plan: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -215,7 +219,7 @@ class JobFolder:
 
 def new_record(request: Request) -> Record:
     """The record of a job that waits for its turn."""
-    return Record(request=request, created=_now().isoformat(timespec="seconds"), message="Waiting.")
+    return Record(request=request, created=_now().isoformat(timespec="milliseconds"), message="Waiting.")
 
 
 def create_folder(outputs: Path, request: Request) -> JobFolder:

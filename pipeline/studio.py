@@ -186,6 +186,8 @@ class Studio:
         stages = planning.plan_stages(request, preset, files, source)
         threads = choose_threads(request.threads or self._threads)
         expected = estimate_phases(stages, history(self.outputs), str(preset.model), threads)
+        if self._workshop is not None and self._workshop.is_warm():
+            expected["load"] = 0.0
         return Preflight(
             canvas=stages[-1].canvas,
             notes=planning.notes(request, preset, stages, source),
@@ -322,7 +324,7 @@ class Studio:
         try:
             entry.folder.write(replace(record, state=state, message=message, elapsed=elapsed))
         except OSError:
-            log.exception("The state of %s could not be written", entry.job.id)
+            log.info("The state of %s could not be written", entry.job.id, exc_info=True)
         entry.folder.release()
         entry.job.end(state, message)
 
