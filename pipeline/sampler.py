@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pipeline.errors import EngineError
 from pipeline.noise import audio_noise, noise
-from pipeline.sequence import KEYFRAME_TIMESTEP, Sequence, row_timesteps, unpatchify
+from pipeline.sequence import KEYFRAME_TIMESTEP, Sequence, keyframe_timestep, row_timesteps, unpatchify
 
 __all__ = [
     "AUDIO_SHIFT",
@@ -87,10 +87,14 @@ class Schedule:
     def timesteps(self, sequence: Sequence) -> list[float]:
         """Every value that `row_timesteps` will hold during the run, ascending: what an engine prepares
         for."""
-        found: set[float] = set()
-        for step in range(self.steps):
-            found.update(self.rows_at(step, sequence).unique().tolist())
-        return sorted(found)
+        video = {_timestep(self.video, step) for step in range(self.steps)}
+        audio = {_timestep(self.audio, step) for step in range(self.steps)}
+        keyframes = {keyframe_timestep(value) for value in video}
+        return sorted(
+            video
+            | (audio if sequence.audio_latents else set())
+            | (keyframes if sequence.condition_rows else set())
+        )
 
     def rows_at(self, step: int, sequence: Sequence) -> Tensor:
         """The timestep of every row at one evaluation, [S] float32."""

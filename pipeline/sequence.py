@@ -118,9 +118,13 @@ def row_timesteps(sequence: Sequence, t_video: float, t_audio: float) -> Tensor:
     """The timestep of every row, [S] float32: text follows the video, keyframes stay at 0.999 or above."""
     times = torch.full((sequence.rows,), t_video, dtype=torch.float32)
     times[sequence.audio_indices] = t_audio
-    condition = sequence.video_indices[: sequence.condition_rows]
-    times[condition] = times.new_tensor(KEYFRAME_TIMESTEP).clamp(min=t_video)
+    times[sequence.video_indices[: sequence.condition_rows]] = keyframe_timestep(t_video)
     return times
+
+
+def keyframe_timestep(t_video: float) -> float:
+    """The timestep of keyframe rows beside video rows at `t_video`, a float32 value."""
+    return max(float(np.float32(KEYFRAME_TIMESTEP)), t_video)
 
 
 def patchify(latents: Tensor, patch: tuple[int, int, int]) -> Tensor:

@@ -138,8 +138,11 @@ def test_prepared_timesteps_cover_every_row(model_a):
     values = plan.timesteps(sequence)
     assert values == sorted(set(values))
     assert len(values) == 2 * 4 - 1 + 1  # both grids share t = 0, and the keyframe adds 0.999
+    used = set()
     for step in range(plan.steps):
-        assert set(plan.rows_at(step, sequence).tolist()) <= set(values)
+        used |= set(plan.rows_at(step, sequence).tolist())
+    assert used == set(values)
+    assert plan.timesteps(pack(torch.ones(3), (2, 4, 4), PATCH)) == (1.0 - plan.video[:-1]).tolist()
 
 
 def test_resuming_ends_in_the_same_bytes(model_a):
