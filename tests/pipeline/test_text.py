@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
 import torch
@@ -153,6 +154,15 @@ def test_a_damaged_tokenizer_is_named(folder):
     (folder / "tokenizer" / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match="tokenizer"):
         TextEncoder.open(models.find(folder))
+
+
+def test_no_host_is_asked_for_anything(folder, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    assert TextEncoder.open(models.find(folder)).encode(PROMPT).rows.shape[0] == len(PROMPT)
 
 
 def test_loading_says_nothing(folder, capfd):
