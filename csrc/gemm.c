@@ -1,15 +1,22 @@
 /*
  * The product of tokens and a quantized weight.
  *
- * A task is GROUP panels of weight rows. It unpacks K_BLOCK columns of them into its thread's scratch, uses them
- * for up to CHUNK tokens, and forgets them; its output tile stays in cache until all columns are summed. Input
- * values are copied once, block of columns by block of columns, so that a task reads them in order.
+ * A task is GROUP panels of weight rows for up to CHUNK tokens. It unpacks K_BLOCK columns of them into its
+ * thread's scratch, uses them for its tokens, and forgets them; its output tile stays in cache until all columns
+ * are summed. Input values are copied once, block of columns by block of columns, so that a task reads them in
+ * order; this also allows the output to lie where the input was.
  */
 #include <string.h>
 
 #include "internal.h"
 
-enum { LINEAR_FLOATS = PANEL * K_BLOCK, PANEL_FLOATS = PANEL * K_BLOCK, WIDTH = GROUP * PANEL };
+enum {
+    LINEAR_FLOATS = PANEL * K_BLOCK,
+    PANEL_FLOATS = PANEL * K_BLOCK,
+    WIDTH = GROUP * PANEL, /* outputs of a task for each token */
+    TASKS_PER_THREAD = 4,
+    LEAST_TOKENS = 48      /* fewer would spend more time on unpacking than on multiplying */
+};
 
 static size_t gemm_scratch(void) {
     return LINEAR_FLOATS + PANEL_FLOATS + (size_t)CHUNK * WIDTH;
@@ -18,6 +25,7 @@ static size_t gemm_scratch(void) {
 typedef struct {
     const Engine *engine;
     const Product *product;
+    size_t chunks; /* parts that the tokens are cut into */
 } GemmTask;
 
 static size_t smaller(size_t a, size_t b) {
@@ -52,17 +60,17 @@ static void unpack_panel(const Kernels *kernels, const Matrix *weight, size_t ro
     kernels->interleave(linear, K_BLOCK, rows, count, panel);
 }
 
-/* The weight row that panel `index` of task `task` starts at; weight->rows when there is none. */
-static size_t panel_row(const Product *product, size_t task, size_t index) {
+/* The weight row that panel `index` of a group starts at; weight->rows when there is none. */
+static size_t panel_row(const Product *product, size_t group, size_t index) {
     const size_t rows = product->weight->rows;
-    if (!product->swiglu) return smaller(rows, (task * GROUP + index) * PANEL);
+    if (!product->swiglu) return smaller(rows, (group * GROUP + index) * PANEL);
     const size_t pairs = GROUP / 2, half = rows / 2;
-    const size_t row = (task * pairs + index % pairs) * PANEL;
+    const size_t row = (group * pairs + index % pairs) * PANEL;
     return row >= half ? rows : row + (index < pairs ? 0 : half);
 }
 
-/* tile [tokens][WIDTH] = the task's panels times tokens [first_token ...). */
-static void fill_tile(const GemmTask *context, size_t task, size_t first_token, size_t tokens, float *scratch) {
+/* tile [tokens][WIDTH] = the group's panels times tokens [first_token ...). */
+static void fill_tile(const GemmTask *context, size_t group, size_t first_token, size_t tokens, float *scratch) {
     const Product *const product = context->product;
     const Kernels *const kernels = context->engine->kernels;
     const Matrix *const weight = product->weight;
@@ -71,7 +79,7 @@ static void fill_tile(const GemmTask *context, size_t task, size_t first_token, 
         const size_t count = smaller(K_BLOCK, weight->columns - first);
         const float *const input = product->packed + first * product->tokens + first_token * count;
         for (size_t index = 0; index < GROUP; index++) {
-            const size_t row = panel_row(product, task, index);
+            const size_t row = panel_row(product, group, index);
             if (row >= weight->rows) continue;
             unpack_panel(kernels, weight, row, first, count, linear, panel);
             kernels->multiply(panel, input, count, 1, count, tokens, tile + index * PANEL, WIDTH, first > 0);
@@ -84,8 +92,8 @@ static float *output_at(const Product *product, size_t token, size_t column) {
            column % product->block;
 }
 
-static void store_plain(const Product *product, size_t task, size_t first_token, size_t tokens, const float *tile) {
-    const size_t first = task * WIDTH, end = smaller(first + WIDTH, product->weight->rows);
+static void store_plain(const Product *product, size_t group, size_t first_token, size_t tokens, const float *tile) {
+    const size_t first = group * WIDTH, end = smaller(first + WIDTH, product->weight->rows);
     for (size_t t = 0; t < tokens; t++, tile += WIDTH) {
         for (size_t column = first, next; column < end; column = next) {
             next = smaller(end, column - column % product->block + product->block);
@@ -98,10 +106,10 @@ static void store_plain(const Product *product, size_t task, size_t first_token,
     }
 }
 
-static void store_swiglu(const GemmTask *context, size_t task, size_t first_token, size_t tokens,
+static void store_swiglu(const GemmTask *context, size_t group, size_t first_token, size_t tokens,
                          const float *tile) {
     const Product *const product = context->product;
-    const size_t half = product->weight->rows / 2, width = WIDTH / 2, first = task * width;
+    const size_t half = product->weight->rows / 2, width = WIDTH / 2, first = group * width;
     const size_t count = smaller(width, half - first);
     for (size_t t = 0; t < tokens; t++, tile += WIDTH)
         context->engine->kernels->silu_multiply(tile, tile + width, count,
@@ -113,20 +121,28 @@ static void multiply_group(void *context, size_t task, size_t worker) {
     const Product *const product = gemm_task->product;
     float *const scratch = gemm_task->engine->scratch[worker];
     const float *const tile = scratch + LINEAR_FLOATS + PANEL_FLOATS;
-    const size_t chunks = divide_up(product->tokens, CHUNK);
-    for (size_t chunk = 0; chunk < chunks; chunk++) {
-        const size_t first = product->tokens * chunk / chunks, end = product->tokens * (chunk + 1) / chunks;
-        fill_tile(gemm_task, task, first, end - first, scratch);
-        if (product->swiglu) store_swiglu(gemm_task, task, first, end - first, tile);
-        else store_plain(product, task, first, end - first, tile);
-    }
+    const size_t chunks = gemm_task->chunks, group = task / chunks, chunk = task % chunks;
+    const size_t first = product->tokens * chunk / chunks, end = product->tokens * (chunk + 1) / chunks;
+    fill_tile(gemm_task, group, first, end - first, scratch);
+    if (product->swiglu) store_swiglu(gemm_task, group, first, end - first, tile);
+    else store_plain(product, group, first, end - first, tile);
+}
+
+/*
+ * Chunks fit the scratch; narrow weights are cut into more of them, so that every thread has work. Each output is
+ * summed in the same order wherever the cuts are.
+ */
+static size_t count_chunks(size_t tokens, size_t groups, size_t threads) {
+    const size_t wanted = divide_up(TASKS_PER_THREAD * threads, groups), most = divide_up(tokens, LEAST_TOKENS);
+    const size_t least = divide_up(tokens, CHUNK);
+    return threads > 1 && smaller(wanted, most) > least ? smaller(wanted, most) : least;
 }
 
 static void gemm(const Engine *engine, const Product *product) {
     if (product->tokens == 0) return;
-    GemmTask task = {.engine = engine, .product = product};
-    pool_run(engine->pool, divide_up(product->weight->columns, K_BLOCK), pack_input, &task);
     const size_t rows = product->swiglu ? product->weight->rows / 2 : product->weight->rows;
-    const size_t width = product->swiglu ? WIDTH / 2 : WIDTH;
-    pool_run(engine->pool, divide_up(rows, width), multiply_group, &task);
+    const size_t groups = divide_up(rows, product->swiglu ? WIDTH / 2 : WIDTH);
+    GemmTask task = {engine, product, count_chunks(product->tokens, groups, engine->threads)};
+    pool_run(engine->pool, divide_up(product->weight->columns, K_BLOCK), pack_input, &task);
+    pool_run(engine->pool, groups * task.chunks, multiply_group, &task);
 }

@@ -14,7 +14,8 @@
  *
  * Functions that can fail return 1 when they did what they say and 0 when not; then `error` holds one
  * sentence. Nothing exits, prints, or keeps state outside the handles, so several models can be open at once.
- * Calls on one model and its runs may come from any thread; those that compute wait for each other.
+ * Calls on one model and its runs may come from any thread; those that compute wait for each other, so a
+ * callback must not compute with its own model. Threads do not survive fork(): open models after it.
  *
  * The same input gives the same bytes whatever the number of threads. Other kernels (another processor)
  * round differently: expect a relative difference of about 1e-6, not equal bytes.

@@ -118,8 +118,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "h3_memory": (c_int, (c_void_p, c_size_t, c_size_t, c_size_t, POINTER(c_size_t), *_ERROR)),
     "h3_prepare": (
         c_int,
-        (c_void_p, POINTER(_Sequence), POINTER(c_float), POINTER(c_float), c_size_t, _PROGRESS, c_void_p)
-        + (POINTER(c_void_p), *_ERROR),
+        (
+            *(c_void_p, POINTER(_Sequence), POINTER(c_float), POINTER(c_float), c_size_t),
+            *(_PROGRESS, c_void_p, POINTER(c_void_p), *_ERROR),
+        ),
     ),
     "h3_velocity": (c_int, (c_void_p, POINTER(_Step), *_ERROR)),
     "h3_release": (None, (c_void_p,)),

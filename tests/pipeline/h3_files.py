@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from pipeline import engine
+from pipeline.engine import Model
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures" / "h3"
 
@@ -70,6 +71,11 @@ class Case:
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
+
+    def group(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors whose name starts so, without that start."""
+        found = self.tensors.items()
+        return {name.removeprefix(prefix): value for name, value in found if name.startswith(prefix)}
 
     @property
     def layout(self) -> Layout:
@@ -131,10 +137,8 @@ def community_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         stem = _STEMS.get(stem, stem)
         for old, new in _PARTS:
             stem = stem.replace(old, new)
-        if stem.endswith("mlp.fc1"):
-            value, gate = tensor.chunk(2)
-            tensor = torch.cat([gate, value])
-        result[f"{stem}.{ending}"] = tensor
+        value_then_gate = stem.endswith("mlp.fc1")
+        result[f"{stem}.{ending}"] = torch.cat(tensor.chunk(2)[::-1]) if value_then_gate else tensor
     for name in [name for name in result if name.endswith("attn.to_q.weight")]:
         base = name.removesuffix("to_q.weight")
         parts = [result.pop(f"{base}to_{letter}.weight") for letter in "qkv"]
@@ -212,6 +216,17 @@ def fixture_gguf(folder: Path, letter: str) -> Path:
     """Golden model "a" or "b" as a GGUF file in its own dtypes."""
     state, config = fixture_model(letter)
     return write_gguf(folder / f"model_{letter}.gguf", community_names(state), config)
+
+
+def forward(
+    path: Path, case: Case, threads: int = 2, kernels: str | None = None, **options
+) -> tuple[Tensor, Tensor]:
+    """Video and audio velocity of one pass; `options` are those of `Run.velocity`."""
+    with (
+        Model.open(path, threads, kernels) as model,
+        model.prepare(case.layout, case.text, case.timesteps) as run,
+    ):
+        return run.velocity(case.video, case.audio, case.row_timesteps, **options)
 
 
 def relative_l2(result: Tensor, expected: Tensor) -> float:
