@@ -43,7 +43,7 @@ class GgufWeights:
             raise ModelError(
                 f"{path} is not a GGUF file or is cut short: convert or copy it again."
             ) from error
-        self._path = path
+        self.path = path
         self._tensors = {_without_prefix(tensor.name): tensor for tensor in reader.tensors}
         shapes = {name: tuple(int(n) for n in reversed(t.shape)) for name, t in self._tensors.items()}
         dimensions, bad = measure(shapes, "stacked")
@@ -64,7 +64,7 @@ class GgufWeights:
     def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
         """Rows [start, stop) as float32. Raises ModelError for a tensor the file lacks."""
         if name not in self._tensors:
-            raise ModelError(f"{self._path} lacks tensor {name}: convert it again.")
+            raise ModelError(f"{self.path} lacks tensor {name}: convert it again.")
         tensor = self._tensors[name]
         rows = np.atleast_2d(tensor.data)[start:stop]
         return gguf.quants.dequantize(rows, tensor.tensor_type).reshape(stop - start, int(tensor.shape[0]))
