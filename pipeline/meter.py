@@ -60,6 +60,11 @@ def describe(label: str, done: int, total: int, seconds: float) -> str:
     return text
 
 
+def readable(size: int) -> str:
+    """`size` bytes in GB or MB."""
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.2f} MB"
+
+
 def _clock(seconds: int) -> str:
     hours, rest = divmod(max(0, seconds), 3600)
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"

@@ -6,8 +6,10 @@ import argparse
 import hashlib
 import io
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -213,6 +215,15 @@ def test_formats_follow_the_table(quant: str, block: str, wide: str, tmp_path: P
         error = np.linalg.norm(values(reader, name) - tensor.numpy()) / np.linalg.norm(tensor.numpy())
         bound = {"F32": 0, "F16": 4e-4, "Q8_0": 0.006, "Q6_K": 0.018, "Q4_0": 0.084}[types[name]]
         assert error <= bound, f"{name}: {error}"
+
+
+def test_the_released_model_is_counted_whole() -> None:
+    """33 122 992 896 parameters; 535 tensors in the original layout, one of them rope.inv_freq."""
+    dims = Dimensions(5376, 56, 128, 14336, 50, 2, 96, 32, 5120, 256, 5376, 2688)
+    found = shapes(dims)
+    assert len(found) == 534
+    assert sum(int(np.prod(shape)) for shape in found.values()) == 33_122_992_896
+    assert len(diffusers_parts(dims)) == 638
 
 
 def test_types_of_the_released_dimensions() -> None:
@@ -438,6 +449,24 @@ def test_progress_line() -> None:
     assert line == "Convert [############------------] 1.50 of 3.00 GB, 120 MB/s, 0:12 left"
     assert describe("Convert", 10**9, 10**9, 3700).endswith("1.00 of 1.00 GB in 1:01:40")
     assert "left" not in describe("Convert", 0, 10**9, 0.0)
+
+
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
+    source = tmp_path / "large.safetensors"
+    write_repeated(source, Dimensions(**{**WIDE.__dict__, "hidden": 512, "blocks": 60}))
+    folder = tmp_path / "out"
+    folder.mkdir()
+    command = [sys.executable, "-m", "pipeline", "convert", "--quant", "q6"]
+    command += ["--input", str(source), "--out", str(folder / "model.gguf")]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 120
+        while not any(folder.iterdir()):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert not any(folder.iterdir())
 
 
 MEASURE = """
