@@ -12,8 +12,8 @@ Which tensor gets which format, by its role:
 AdaLN is 40 % of the weights and is read once a render, so its bytes cost disk and no time, while its errors
 shift every block of every step: it is never coarser than Q8_0. "16 bits" is BF16 where the source is BF16,
 which loses nothing, and F16 otherwise. Q6_K works on blocks of 256, the other formats on blocks of 32: rows
-that 256 does not divide fall back to Q8_0, rows that 32 does not divide to F16. The released H3 becomes 26.5 GB
-(q4), 31.4 (q6), 36.1 (q8) or 66.3 (f16), of which AdaLN is 13.8 (f16: 26.0).
+that 256 does not divide fall back to Q8_0, rows that 32 does not divide to F16. The released H3 becomes 26.5
+(q4), 31.4 (q6), 36.1 (q8) or 66.3 GB (f16), of which AdaLN is 13.8 (f16: 26.0).
 
 Tensors stream through in chunks of rows, so memory stays flat whatever the file size. The file appears under
 its name when it is complete and on the disk, or not at all.
