@@ -4,6 +4,7 @@ frames a preview was made of.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from pipeline.errors import FirstlookError
 from pipeline.files import write_bytes
 
-VIDEO, AUDIO, FRAMES = "video", "audio", "frames"
+VIDEO, AUDIO, FRAMES, STATE = "video", "audio", "frames", "state"
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ def save_state(path: Path, state: SamplerState) -> None:
     tensors = {VIDEO: state.video.contiguous()}
     if state.audio is not None:
         tensors[AUDIO] = state.audio.contiguous()
-    metadata = {"stage": state.stage, "step": str(state.step), "steps": str(state.steps)}
+    # One entry: safetensors writes several in an order that differs between runs, and so would the bytes.
+    metadata = {STATE: json.dumps({"stage": state.stage, "step": state.step, "steps": state.steps})}
     # safetensors' own writing hides what the system said of a full disk, so only its bytes are used.
     write_bytes(path, safetensors.torch.save(tensors, metadata))
 
@@ -49,10 +51,10 @@ def load_state(path: Path) -> SamplerState | None:
         return None
     try:
         with safetensors.safe_open(path, "pt") as file:
-            metadata = file.metadata()
+            described = json.loads(file.metadata()[STATE])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        step, steps = int(metadata["step"]), int(metadata["steps"])
-        return SamplerState(metadata["stage"], step, steps, tensors[VIDEO], tensors.get(AUDIO))
+        place = str(described["stage"]), int(described["step"]), int(described["steps"])
+        return SamplerState(*place, tensors[VIDEO], tensors.get(AUDIO))
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise FirstlookError(f"{path} is damaged ({error}): delete it to start this job again.") from error
 
