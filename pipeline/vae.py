@@ -209,7 +209,21 @@ def _load(folder: Path) -> AutoencoderKLMiniMaxH3:
         raise ModelError(f"The video VAE in {folder} has a tensor that is not understood, {unknown[0]}.")
     weights = {name: found[name].to(torch.float32) for name in expected}
     model.load_state_dict(weights, assign=True)
+    _drop_idle_branches(model)
     return model
+
+
+def _drop_idle_branches(model: AutoencoderKLMiniMaxH3) -> None:
+    """Leave out residual branches of the encoder that end in a convolution of zeros: they add exactly
+    nothing.
+
+    An encoder in closed form (Firefly's) has nothing but shortcuts, and computing the branches takes most of
+    its time.
+    """
+    for block in model.encoder.down_blocks:
+        for index, resnet in enumerate(block.resnets):
+            if not resnet.conv2.weight.any() and not resnet.conv2.bias.any():
+                block.resnets[index] = resnet.conv_shortcut or nn.Identity()
 
 
 @contextlib.contextmanager

@@ -152,6 +152,23 @@ def test_open_loads_what_was_saved(tmp_path):
     assert {parameter.dtype for parameter in opened.model.parameters()} == {torch.float32}
 
 
+def test_idle_branches_of_the_encoder_are_left_out_without_a_trace(tmp_path):
+    plain = make_vae(block_out_channels=(8, 8, 12, 8))
+    idle = [plain.encoder.down_blocks[i].resnets[0].conv2 for i in (0, 2)]
+    with torch.no_grad():
+        for convolution in idle:
+            convolution.weight.zero_()
+            convolution.bias.zero_()
+    folder = write_model(tmp_path / "model")
+    plain.save_pretrained(folder / "vae")
+    opened = VideoVae.open(models.find(folder))
+    kinds = [type(block.resnets[0]).__name__ for block in opened.model.encoder.down_blocks]
+    resnet = "MiniMaxH3VideoResnetBlock3d"
+    assert kinds == ["Identity", resnet, "MiniMaxH3VideoCausalConv3d", resnet]
+    frames = np.random.default_rng(2).integers(0, 256, (22, 32, 32, 3), dtype=np.uint8)
+    assert torch.equal(opened.encode(frames), VideoVae(plain).encode(frames))
+
+
 def test_half_precision_files_compute_in_float32(tmp_path):
     folder = write_model(tmp_path / "model")
     make_vae().half().save_pretrained(folder / "vae")
