@@ -1,0 +1,49 @@
+// Runs before anything is drawn: the language and the theme, so that Gradio starts in them and nothing flashes.
+(() => {
+  // Gradio's translations follow the browser's language; the server has chosen one of ours by the same rule as its own.
+  const language = document.documentElement.lang === 'zh' ? 'zh-CN' : 'en';
+  Object.defineProperty(navigator, 'language', { get: () => language });
+  Object.defineProperty(navigator, 'languages', { get: () => [language] });
+
+  const system = matchMedia('(prefers-color-scheme: dark)');
+  const chosen = () => {
+    try {
+      return localStorage.getItem('firstlook-theme');
+    } catch {
+      return null;
+    }
+  };
+  const apply = () => {
+    const dark = (chosen() ?? (system.matches ? 'dark' : 'light')) === 'dark';
+    document.documentElement.dataset.theme = dark ? 'dark' : 'light';
+    document.body?.classList.toggle('dark', dark);
+  };
+  system.addEventListener('change', apply);
+  apply();
+
+  // Gradio sets body.dark by the system's preference when it mounts; a choice made here goes before it.
+  new MutationObserver((changes, observer) => {
+    if (!document.body) return;
+    observer.disconnect();
+    apply();
+    new MutationObserver(() => {
+      const dark = document.documentElement.dataset.theme === 'dark';
+      if (document.body.classList.contains('dark') !== dark) apply();
+    }).observe(document.body, { attributes: true, attributeFilter: ['class'] });
+  }).observe(document.documentElement, { childList: true });
+
+  window.firstlookTheme = {
+    toggle() {
+      const next = document.documentElement.dataset.theme === 'dark' ? 'light' : 'dark';
+      try {
+        const same = next === (system.matches ? 'dark' : 'light');
+        if (same) localStorage.removeItem('firstlook-theme');
+        else localStorage.setItem('firstlook-theme', next);
+      } catch {
+        // Without storage the choice lasts until the page is left.
+      }
+      document.documentElement.dataset.theme = next;
+      document.body.classList.toggle('dark', next === 'dark');
+    },
+  };
+})();
