@@ -9,12 +9,10 @@ from pathlib import Path
 from pipeline import models
 from pipeline.errors import FirstlookError
 from pipeline.files import free_bytes
-from pipeline.machine import memory_bytes, physical_cores, processor_name
+from pipeline.machine import GIBIBYTE, memory_bytes, physical_cores, processor_name
 from pipeline.plan import missing_sentence
 from pipeline.presets import DEFAULT_PRESET, Preset, Presets
 from pipeline.version import VERSION
-
-GIBIBYTE = 1 << 30
 
 
 def report(presets: Presets, outputs: Path) -> tuple[list[str], bool]:
@@ -46,7 +44,7 @@ def _engine() -> tuple[str, bool]:
         facts = engine.describe()
     except FirstlookError as error:
         return f"engine      {error}", False
-    return "engine      " + ", ".join(f"{name} {value}" for name, value in facts.items()), True
+    return "engine      " + ", ".join(f"{name} {value}" for name, value in facts.items() if value), True
 
 
 def _ffmpeg() -> str:

@@ -35,6 +35,7 @@ from pipeline.events import Phase
 from pipeline.jobs import PHASES_PLAIN, PHASES_WITH_PREVIEW, Job
 from pipeline.latents import SamplerState, load_frames, load_state, save_frames, save_state
 from pipeline.live import RENDER_FRAMES, LiveView
+from pipeline.machine import require_memory
 from pipeline.noise import audio_noise, noise
 from pipeline.plan import StagePlan
 from pipeline.presets import Preset
@@ -190,7 +191,7 @@ class Generation:
         canvas, geometry = stage.canvas, self._files.geometry
         latents = noise(self._request.seed, (geometry.latent_channels, *canvas.latent_shape))
         if start is not None:
-            clean = self._workshop.vae().encode(start, lambda done, total: self._job.cancelled)
+            clean = self._workshop.vae().encode(start, self._is_cancelled)
             latents = sampler.noised(clean, latents, stage.keep)
         audio = None
         if canvas.audio_latents:
@@ -240,9 +241,10 @@ class Generation:
         canvas = stage.canvas
         patch = self._files.geometry.patch
         layout = sequence.pack(caption.tags, canvas.latent_shape, patch, canvas.audio_latents)
-        with self._model.prepare(
-            layout, caption.rows, schedule.timesteps(layout), lambda done, total: self._job.cancelled
-        ) as run:
+        times = schedule.timesteps(layout)
+        needed = self._model.memory(layout.rows, layout.text_rows, len(times))
+        require_memory(needed, "Denoising at this size")
+        with self._model.prepare(layout, caption.rows, times, self._is_cancelled) as run:
             yield sampler.Branch(run, layout)
 
     def _block_progress(self, steps: int, share: Callable[[float], float]) -> sampler.StepProgress:
@@ -390,6 +392,10 @@ class Generation:
         if live.cost is not None:
             chunks = self._files.geometry.chunks(self._stage.canvas.gen_frames)
             self._job.expect_if_unknown("decode", live.cost * max(1.0, chunks / RENDER_FRAMES))
+
+    def _is_cancelled(self, done: int, total: int) -> bool:
+        """A progress callback for work too short to show."""
+        return self._job.cancelled
 
     def _check_cancelled(self) -> None:
         if self._job.cancelled:

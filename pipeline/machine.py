@@ -7,8 +7,11 @@ import platform
 import subprocess
 from pathlib import Path
 
+from pipeline.errors import FirstlookError
+
 CPUINFO = Path("/proc/cpuinfo")
 MEMINFO = Path("/proc/meminfo")
+GIBIBYTE = 1 << 30
 
 
 def physical_cores() -> int:
@@ -40,6 +43,19 @@ def memory_bytes() -> tuple[int, int]:
         return kibibytes.get("MemTotal", 0) * 1024, kibibytes.get("MemAvailable", 0) * 1024
     total = _mac_number("hw.memsize") or 0
     return total, total
+
+
+def require_memory(needed: int, what: str) -> None:
+    """Raise `FirstlookError` unless `needed` bytes are free now; `what` names what needs them.
+
+    A process that takes more is ended by the system without a word, hours of work with it.
+    """
+    _, available = memory_bytes()
+    if 0 < available < needed:
+        raise FirstlookError(
+            f"{what} needs {needed / GIBIBYTE:.1f} GiB of memory and {available / GIBIBYTE:.1f} GiB are free: "
+            "close other programs, or choose a smaller size or model."
+        )
 
 
 def _allowed_processors() -> set[int]:

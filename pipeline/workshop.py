@@ -17,7 +17,7 @@ import torch
 from pipeline import models
 from pipeline.engine import Model
 from pipeline.errors import ModelError
-from pipeline.machine import memory_bytes
+from pipeline.machine import memory_bytes, require_memory
 from pipeline.plan import missing_sentence
 from pipeline.presets import Preset
 from pipeline.text import Conditioning, TextEncoder
@@ -103,6 +103,7 @@ class Workshop:
         """The video VAE."""
         current = self._current()
         if current.vae is None:
+            require_memory(current.files.sizes.get("vae", 0), "The video VAE")
             current.vae = VideoVae.open(current.files)
         return current.vae
 
@@ -125,6 +126,7 @@ class Workshop:
     def _encoder(self) -> TextEncoder:
         current = self._current()
         if current.encoder is None:
+            require_memory(current.files.sizes.get("text_encoder", 0), "The text encoder")
             current.encoder = TextEncoder.open(current.files)
         return current.encoder
 

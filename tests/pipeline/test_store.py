@@ -54,7 +54,8 @@ def test_the_system_releases_a_lock_however_its_holder_ends(tmp_path, request_):
     folder = create_folder(tmp_path, request_)
     folder.write(new_record(request_))
     hold = "import sys,time; from pathlib import Path; from pipeline.store import JobFolder\n"
-    hold += "folder = JobFolder(Path(sys.argv[1])); folder.acquire(); print('held', flush=True); time.sleep(60)"
+    hold += "folder = JobFolder(Path(sys.argv[1])); folder.acquire()\n"
+    hold += "print('held', flush=True); time.sleep(60)"
     command = [sys.executable, "-c", hold, str(folder.path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "held\n"
