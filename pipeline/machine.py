@@ -52,8 +52,9 @@ def require_memory(needed: int, what: str) -> None:
     """
     _, available = memory_bytes()
     if 0 < available < needed:
+        wanted, free = needed / GIBIBYTE, available / GIBIBYTE
         raise FirstlookError(
-            f"{what} needs {needed / GIBIBYTE:.1f} GiB of memory and {available / GIBIBYTE:.1f} GiB are free: "
+            f"{what} needs {wanted:.1f} GiB of memory and {free:.1f} GiB are free: "
             "close other programs, or choose a smaller size or model."
         )
 
