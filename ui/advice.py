@@ -6,6 +6,7 @@ Asked for over a route of ours: a Gradio event would do, but each one takes the 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pipeline import FirstlookError, Request, Studio
@@ -29,6 +30,7 @@ def look_over(studio: Studio, filled: Mapping[str, Any], language: str) -> dict[
         preview = studio.preflight(form.to_request(values, "preview", studio))
     except FirstlookError as error:
         return {"problem": in_language(language, str(error))}
+    folder = studio.presets[wish.preset].model
     return {
         "preview_seconds": preview.estimate_seconds,
         "render_seconds": render.estimate_seconds,
@@ -41,7 +43,7 @@ def look_over(studio: Studio, filled: Mapping[str, Any], language: str) -> dict[
             }
             for file in render.missing
         ],
-        "folder": str(studio.presets[wish.preset].model),
+        "folder": str(folder),
         "source": preview_of(studio, wish),
         "keep": wish.keep > 0,
     }
@@ -54,6 +56,16 @@ def preview_of(studio: Studio, wish: Request) -> str | None:
         if seen is not None and seen.stage == "preview" and info.state == "done" and _alike(seen, wish):
             return info.id
     return None
+
+
+def _missing(file: Any, folder: Path, language: str) -> dict[str, str]:
+    """A file the model lacks; its path as seen from the model's folder."""
+    path = file.path.relative_to(folder) if file.path.is_relative_to(folder) else file.path
+    return {
+        "role": in_language(language, file.role),
+        "path": str(path),
+        "note": in_language(language, file.note),
+    }
 
 
 def _alike(seen: Request, wish: Request) -> bool:

@@ -60,7 +60,7 @@ def problems(values: Sequence[Any], studio: Studio, language: str) -> dict[str, 
             break
         except RequestError as error:
             if error.field not in FIELDS or error.field in found:
-                return found | {"prompt": str(error)}
+                return found | {"prompt": in_language(language, str(error))}
             found[error.field] = in_language(language, str(error))
             values[FIELDS.index(error.field)] = _stand_in(error.field, studio)
     if "preset" not in found:

@@ -16,8 +16,8 @@ from fastapi.responses import FileResponse, Response
 
 from pipeline import FirstlookError, Job, Studio
 from ui.advice import look_over
-from ui.shelf import Shelf
-from ui.words import language_of
+from ui.shelf import Shelf, whole
+from ui.words import in_language, language_of
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 NO_STORE = {"cache-control": "no-store"}
@@ -39,23 +39,23 @@ def build_routes(studio: Studio, cache: Path) -> APIRouter:
             raise HTTPException(404, str(error)) from error
 
     @router.get("/state")
-    def state(response: Response) -> dict[str, Any]:
+    def state(request: WebRequest, response: Response) -> dict[str, Any]:
         response.headers.update(NO_STORE)
-        return shelf.state()
+        return shelf.state(language_of(request.headers))
 
     @router.post("/plan")
     def plan(filled: dict[str, Any], request: WebRequest) -> dict[str, Any]:
         return look_over(studio, filled, language_of(request.headers))
 
     @router.get("/jobs")
-    def jobs(response: Response, limit: int = 60) -> dict[str, Any]:
+    def jobs(request: WebRequest, response: Response, limit: int = 60) -> dict[str, Any]:
         response.headers.update(NO_STORE)
-        return shelf.listing(max(1, min(limit, MAX_LISTED)))
+        return shelf.listing(max(1, min(limit, MAX_LISTED)), language_of(request.headers))
 
     @router.get("/jobs/{job_id}")
-    def job(job_id: str, response: Response) -> dict[str, Any]:
+    def job(job_id: str, request: WebRequest, response: Response) -> dict[str, Any]:
         response.headers.update(NO_STORE)
-        return shelf.describe(find(job_id))
+        return whole(find(job_id), language_of(request.headers))
 
     @router.get("/jobs/{job_id}/live/{index}")
     def live(job_id: str, index: int) -> Response:
@@ -93,12 +93,12 @@ def build_routes(studio: Studio, cache: Path) -> APIRouter:
         return {"id": job_id}
 
     @router.post("/jobs/{job_id}/resume", status_code=202)
-    def resume(job_id: str) -> dict[str, str]:
+    def resume(job_id: str, request: WebRequest) -> dict[str, str]:
         find(job_id)
         try:
             return {"id": studio.resume(job_id).id}
         except FirstlookError as error:
-            raise HTTPException(409, str(error)) from error
+            raise HTTPException(409, in_language(language_of(request.headers), str(error))) from error
 
     return router
 

@@ -31,6 +31,7 @@ def create_app(studio: Studio, cache: Path) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        studio.warm(next(iter(studio.presets)))
         yield
         await asyncio.to_thread(studio.close)
 

@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipeline import Job, JobInfo, JobStatus, Studio
+from pipeline import Job, JobInfo, Studio
+from ui.words import in_language
 
 FRESH_SECONDS = 2.0
-UNFINISHED = ("queued", "running")
 
 
 class Shelf:
-    """A short-lived copy of `studio.jobs()` and the JSON made of it."""
+    """A short-lived copy of `studio.jobs()`, and the JSON made of it in the language of who asks."""
 
     def __init__(self, studio: Studio) -> None:
         self.studio = studio
@@ -27,44 +27,46 @@ class Shelf:
         self._lock = threading.Lock()
         self._jobs: list[JobInfo] = []
         self._read_at = float("-inf")
-        self._seen: tuple[str, str] | None = None
+        self._running: tuple[str, str] | None = None
 
-    def state(self) -> dict[str, Any]:
+    def state(self, language: str) -> dict[str, Any]:
         """What changes: small, since it is asked for several times a second."""
         current = self.studio.current()
         status = current.snapshot() if current else None
-        jobs = self.jobs(status)
+        running = (status.id, status.state) if status else None
+        jobs = self.jobs(fresh=running != self._running)
+        self._running = running
         return {
             "server": self.server,
-            "job": status.to_json() if status else None,
+            "job": in_words(status.to_json(), language) if status else None,
             "waiting": sum(info.state == "queued" and info.id != (status and status.id) for info in jobs),
             "latest": next((info.id for info in jobs if not info.broken), None),
             "revision": str(hash(tuple((info.id, info.state) for info in jobs)) & 0xFFFFFFFF),
         }
 
-    def listing(self, limit: int) -> dict[str, Any]:
+    def listing(self, limit: int, language: str) -> dict[str, Any]:
         """The newest `limit` jobs."""
-        jobs = self.jobs(None, fresh=True)
-        return {"jobs": [row(info) for info in jobs[:limit]], "total": len(jobs)}
+        jobs = self.jobs(fresh=True)
+        return {"jobs": [in_words(row(info), language) for info in jobs[:limit]], "total": len(jobs)}
 
     def thumbnail(self, job_id: str) -> Path | None:
         """The picture that stands for a job in the history."""
-        return next((info.thumbnail for info in self.jobs(None) if info.id == job_id), None)
+        return next((info.thumbnail for info in self.jobs() if info.id == job_id), None)
 
-    def describe(self, job: Job) -> dict[str, Any]:
-        """One job, whole: its request's width is the wish, the status' is what comes out."""
-        return job.snapshot().to_json() | {"request": job.request.to_json(), "folder": str(job.folder)}
-
-    def jobs(self, status: JobStatus | None, fresh: bool = False) -> list[JobInfo]:
-        """Newest first, read again when that may matter."""
-        seen = (status.id, status.state) if status else None
+    def jobs(self, fresh: bool = False) -> list[JobInfo]:
+        """Newest first; read again when asked to, or when the copy is old."""
         with self._lock:
             now = time.monotonic()
-            changed = status is not None and seen != self._seen
-            if fresh or changed or now - self._read_at > FRESH_SECONDS:
+            if fresh or now - self._read_at > FRESH_SECONDS:
                 self._jobs = self.studio.jobs()
-                self._seen, self._read_at = seen, now
+                self._read_at = now
             return self._jobs
+
+
+def whole(job: Job, language: str) -> dict[str, Any]:
+    """One job, whole: its request's width is the wish, the status' is what comes out."""
+    status = in_words(job.snapshot().to_json(), language)
+    return status | {"request": job.request.to_json(), "folder": str(job.folder)}
 
 
 def row(info: JobInfo) -> dict[str, Any]:
@@ -83,3 +85,8 @@ def row(info: JobInfo) -> dict[str, Any]:
         "clip": info.clip,
         "request": info.request.to_json() if info.request else None,
     }
+
+
+def in_words(job: dict[str, Any], language: str) -> dict[str, Any]:
+    """The same job, with the pipeline's sentence about it in `language`."""
+    return job | {"message": in_language(language, job["message"])}

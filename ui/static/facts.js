@@ -48,7 +48,7 @@ export function facts(job, above = null) {
     el('p.fl-prompt', { title: wish.prompt ?? '' }, wish.prompt ?? job.prompt ?? ''),
     el('dl', {}, ...rows.flatMap(([name, value]) => [el('dt', {}, say(name)), el('dd.fl-mono', {}, value)])),
     finished && job.stage === 'preview' ? el('p.fl-hint', {}, say('preview_hint')) : null,
-    RESUMABLE.has(job.state) ? el('p.fl-hint', {}, job.message) : null,
+    RESUMABLE.has(job.state) || (finished && job.stage === 'render' && !job.clip) ? el('p.fl-hint', {}, job.message) : null,
     el('div.fl-ways', {},
       finished && job.clip ? download(url(job.id, 'clip.mp4'), `${job.id}.mp4`, say('save_mp4')) : null,
       finished && job.stage === 'render' ? download(url(job.id, 'frames.zip'), `${job.id}.zip`, say('save_png')) : null,

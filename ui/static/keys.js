@@ -11,9 +11,9 @@ export function keys() {
   mistakes();
   document.addEventListener('keydown', press, true);
   document.addEventListener('click', (event) => {
-    const button = event.target.closest?.('#preview, #render, #cancel, #dice');
+    const button = event.target.closest?.('#preview, #render, #cancel');
     if (button?.id === 'cancel') cancel();
-    else if (button && button.id !== 'dice') {
+    else if (button) {
       follow();
       hurry();
     }
@@ -23,7 +23,10 @@ export function keys() {
 /** Gradio writes at the field what is wrong with it; readers hear it and a closed group of settings opens for it. */
 function mistakes() {
   const rail = document.getElementById('rail');
-  if (!rail) return requestAnimationFrame(mistakes);
+  const dice = document.getElementById('dice');
+  if (!rail || !dice) return requestAnimationFrame(mistakes);
+  dice.title = say('dice');
+  dice.setAttribute('aria-label', say('dice'));
   let told = false;
   const look = () => {
     for (const field of rail.querySelectorAll('input, textarea')) {
@@ -35,7 +38,8 @@ function mistakes() {
     if (first && !told) {
       const closed = [...rail.querySelectorAll('#more > button + div')].find((group) => group.contains(first) && group.style.display === 'none');
       closed?.previousElementSibling.click();
-      first.focus();
+      if (first.getAttribute('role') === 'combobox') first.scrollIntoView({ block: 'nearest' }); // focus would open the list
+      else first.focus();
     }
     told = Boolean(first);
   };

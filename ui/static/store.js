@@ -7,6 +7,7 @@ const IDLE_MS = 1500;
 const HIDDEN_MS = 3000;
 const HURRY_MS = 4000;
 const PATIENCE_MS = 5000;
+const PLAN_PATIENCE_MS = 60000; // the first plan waits for the server to load what it plans with
 const VIEW_KEY = 'firstlook-view';
 
 export const root = (window.gradio_config?.root ?? '').replace(/\/$/, '');
@@ -96,7 +97,12 @@ export async function post(id, command) {
 
 /** What the form would make; null where the server does not answer. */
 export const askPlan = (form) =>
-  ask(`${root}/api/plan`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(form) });
+  ask(`${root}/api/plan`, {
+    method: 'POST',
+    headers: { 'content-type': 'application/json' },
+    body: JSON.stringify(form),
+    signal: AbortSignal.timeout(PLAN_PATIENCE_MS),
+  });
 
 export function showMore() {
   store.limit += 60;
