@@ -80,7 +80,7 @@ class Setup:
                 return list(steps)
 
 
-@pytest.fixture(scope="module", params=["random"])
+@pytest.fixture(scope="module", params=["random", "firefly"])
 def setup(request, tmp_path_factory) -> Iterator[Setup]:
     folder = FIREFLY
     if request.param == "random":
@@ -158,7 +158,7 @@ def test_guidance_moves_the_result(setup):
     assert relative_l2(setup.by_engine(plan, start)[-1].video, plain[-1].video) > 1e-3
 
 
-def test_a_kept_preview_shows_in_the_render(setup):
+def test_a_kept_preview_is_continued_as_diffusers_would(setup):
     preview = np.zeros((22, 32, 48, 3), np.uint8)
     preview[:, :, 24:] = (200, 60, 40)
     width, height = setup.shape.gen_width, setup.shape.gen_height
