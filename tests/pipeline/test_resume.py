@@ -92,6 +92,19 @@ def test_killed_twice_and_while_writing_frames_it_still_does(tmp_path, tiny_fold
     assert contents(folder) == contents(whole)
 
 
+def test_firefly_killed_in_the_middle_ends_in_the_same_pictures(tmp_path):
+    """The model that people use, by the command they type."""
+    nobody = tmp_path / "no presets"
+    killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
+    kill_when(start(killed, nobody, "quick"), lambda: step_on_disk(killed) >= 2)
+    assert 2 <= load_state(killed / "latents.safetensors").step < 6
+    assert not (killed / "frames").exists()
+    resume(killed, nobody)
+    start(undisturbed, nobody, "quick").communicate(timeout=PATIENCE)
+    assert len(contents(killed)) == 22 + 1
+    assert contents(killed) == contents(undisturbed)
+
+
 def run_until(studio: Studio, request: Request, stop: Callable[[Event], bool]) -> Job:
     """A job that is cancelled at the first event that `stop` accepts."""
     job = studio.submit(request)
