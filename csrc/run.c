@@ -35,9 +35,8 @@ static void model_release(h3_model *model) {
     free(model);
 }
 
-/* The fastest kernels that pass their own test; `note` says when those are not the processor's fastest. */
-static const Kernels *trusted_kernels(char *note, size_t note_size) {
-    const Kernels *const fastest = fastest_kernels();
+/* These kernels where they pass their own test, else the plain ones and a note that says so. */
+static const Kernels *trusted_kernels(const Kernels *fastest, char *note, size_t note_size) {
     const char *const wrong = selftest(fastest);
     if (note_size) note[0] = '\0';
     if (!wrong) return fastest;
@@ -53,7 +52,7 @@ static int choose_kernels(h3_model *model, const char *wanted, Failure *error) {
         model->kernels = kernels_named(forced, error);
         return model->kernels != NULL;
     }
-    model->kernels = trusted_kernels(model->kernels_note, sizeof model->kernels_note);
+    model->kernels = trusted_kernels(fastest_kernels(), model->kernels_note, sizeof model->kernels_note);
     return 1;
 }
 
@@ -120,7 +119,7 @@ const char *h3_kernels_note(const h3_model *model) {
 }
 
 const char *h3_trusted_kernels(char *note, size_t note_size) {
-    return trusted_kernels(note, note_size)->name;
+    return trusted_kernels(fastest_kernels(), note, note_size)->name;
 }
 
 size_t h3_processors(void) {

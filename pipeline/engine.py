@@ -1,4 +1,4 @@
-"""The C engine, typed. The only file with ctypes.
+"""The C engine, typed. With `pipeline.bindings` the only file with ctypes.
 
     with Model.open(path) as model, model.prepare(sequence, text, timesteps) as run:
         video, audio = run.velocity(video, audio, row_timesteps)
@@ -19,7 +19,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_uint8, c_uint32, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int64, c_size_t, c_uint8, c_uint32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,10 +28,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipeline import bindings
 from pipeline.build import build_library
 from pipeline.errors import Cancelled, EngineError
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from pipeline.sequence import Sequence
 
 log = logging.getLogger(__name__)
@@ -41,110 +44,15 @@ Progress = Callable[[int, int], bool | None]
 Dump = Callable[[str, Tensor], None]
 """Called with the name of an intermediate and a view of it, which is valid during the call only."""
 
-_PROGRESS = ctypes.CFUNCTYPE(c_int, c_void_p, c_size_t, c_size_t)
-_DUMP = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, POINTER(c_float), c_size_t, c_size_t)
 _ERROR_SIZE = 1024
 
 
-class _Options(ctypes.Structure):
-    _fields_ = (("threads", c_int), ("kernels", c_char_p))
-
-
-class _Config(ctypes.Structure):
-    _fields_ = (
-        ("hidden", c_size_t),
-        ("heads", c_size_t),
-        ("head_width", c_size_t),
-        ("feed_forward", c_size_t),
-        ("blocks", c_size_t),
-        ("refiner_blocks", c_size_t),
-        ("text_width", c_size_t),
-        ("video_width", c_size_t),
-        ("audio_width", c_size_t),
-        ("latent_channels", c_size_t),
-        ("patch", c_size_t * 3),
-        ("time_frequencies", c_size_t),
-        ("time_hidden", c_size_t),
-        ("time_width", c_size_t),
-        ("rope_frequencies", c_size_t),
-        ("weight_bytes", c_size_t),
-        ("adaln_bytes", c_size_t),
-        ("rope_theta", c_double),
-        ("norm_epsilon", c_float),
-        ("qk_norm_epsilon", c_float),
-        ("final_norm_epsilon", c_float),
-    )
-
-
-class _Sequence(ctypes.Structure):
-    _fields_ = (
-        ("rows", c_size_t),
-        ("positions", POINTER(c_double)),
-        ("tags", POINTER(c_int64)),
-        ("video_indices", POINTER(c_int64)),
-        ("video_rows", c_size_t),
-        ("audio_indices", POINTER(c_int64)),
-        ("audio_rows", c_size_t),
-        ("text_indices", POINTER(c_int64)),
-        ("text_rows", c_size_t),
-    )
-
-
-class _Step(ctypes.Structure):
-    _fields_ = (
-        ("video", POINTER(c_float)),
-        ("audio", POINTER(c_float)),
-        ("row_timesteps", POINTER(c_float)),
-        ("video_velocity", POINTER(c_float)),
-        ("audio_velocity", POINTER(c_float)),
-        ("progress", _PROGRESS),
-        ("progress_context", c_void_p),
-        ("dump", _DUMP),
-        ("dump_context", c_void_p),
-    )
-
-
-_ERROR = (ctypes.c_char_p, c_size_t)
-_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "h3_open": (c_int, (c_char_p, POINTER(_Options), POINTER(c_void_p), *_ERROR)),
-    "h3_close": (None, (c_void_p,)),
-    "h3_get_config": (None, (c_void_p, POINTER(_Config))),
-    "h3_threads": (c_size_t, (c_void_p,)),
-    "h3_kernels": (c_char_p, (c_void_p,)),
-    "h3_kernels_note": (c_char_p, (c_void_p,)),
-    "h3_trusted_kernels": (c_char_p, (c_char_p, c_size_t)),
-    "h3_processors": (c_size_t, ()),
-    "h3_version": (c_char_p, ()),
-    "h3_memory": (c_int, (c_void_p, c_size_t, c_size_t, c_size_t, POINTER(c_size_t), *_ERROR)),
-    "h3_prepare": (
-        c_int,
-        (
-            *(c_void_p, POINTER(_Sequence), POINTER(c_float), POINTER(c_float), c_size_t),
-            *(_PROGRESS, c_void_p, POINTER(c_void_p), *_ERROR),
-        ),
-    ),
-    "h3_velocity": (c_int, (c_void_p, POINTER(_Step), *_ERROR)),
-    "h3_release": (None, (c_void_p,)),
-    "h3_format": (c_int, (c_char_p, POINTER(c_uint32), POINTER(c_size_t), POINTER(c_size_t))),
-    "h3_dequantize": (c_int, (c_uint32, POINTER(c_uint8), c_size_t, c_size_t, POINTER(c_float), *_ERROR)),
-    "h3_quantize_rows": (c_int, (c_int, POINTER(c_float), c_size_t, c_size_t, POINTER(c_uint8), *_ERROR)),
-}
-
-
 @functools.cache
-def _load(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
-
-
-def load_library(force_build: bool = False) -> ctypes.CDLL:
-    """The compiled engine, built where needed. Raises EngineError, see `pipeline.build.build_library`."""
-    path = build_library(force_build)
+def load_library() -> ctypes.CDLL:
+    """The compiled engine, built where needed, once a process. Raises EngineError, see `build_library`."""
+    path = build_library()
     try:
-        return _load(path)
+        return bindings.load(path)
     except OSError as error:
         raise EngineError(f"The engine {path} cannot be loaded: {error}.") from error
 
@@ -182,8 +90,8 @@ class _Watcher:
         self._progress, self._dump = progress, dump
         self._raised: BaseException | None = None
         self._cancelled = False
-        self.progress = _PROGRESS(self._on_progress) if progress else _PROGRESS()
-        self.dump = _DUMP(self._on_dump) if dump else _DUMP()
+        self.progress = bindings.PROGRESS(self._on_progress) if progress else bindings.PROGRESS()
+        self.dump = bindings.DUMP(self._on_dump) if dump else bindings.DUMP()
 
     def call(self, function: Any, *arguments: Any) -> None:
         """As `_call`; raises what a callback raised, or Cancelled."""
@@ -252,14 +160,38 @@ _RENAMED = {"text_width": "text_dim", "audio_width": "audio_channels"}
 
 
 def _read_config(library: ctypes.CDLL, handle: c_void_p) -> EngineConfig:
-    config = _Config()
+    config = bindings.Config()
     library.h3_get_config(handle, ctypes.byref(config))
     values = {name: getattr(config, name) for name, *_ in config._fields_ if name != "patch"}
     values = {_RENAMED.get(name, name): value for name, value in values.items()}
     return EngineConfig(**values, patch_size=tuple(config.patch))
 
 
-class Model:
+class _Handle:
+    """Something of the library's that is given back once: by `close`, by `with`, or when nobody holds it."""
+
+    def __init__(self, library: ctypes.CDLL, handle: c_void_p, give_back: Any, name: str) -> None:
+        self._library, self._address, self._name = library, handle, name
+        self._close = weakref.finalize(self, give_back, handle)
+
+    @property
+    def _handle(self) -> c_void_p:
+        if not self._close.alive:
+            raise EngineError(f"{self._name} is closed.")
+        return self._address
+
+    def close(self) -> None:
+        """Give it back. Calling this again does nothing."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Model(_Handle):
     """A transformer of a GGUF file, mapped and ready. Make one with `Model.open`; close it, or use `with`.
 
     It may be closed before its runs: they keep what they need. Calls may come from any thread; those that
@@ -267,9 +199,8 @@ class Model:
     """
 
     def __init__(self, library: ctypes.CDLL, handle: c_void_p, path: Path) -> None:
-        self._library, self._handle, self.path = library, handle, path
-        self.config = _read_config(library, handle)
-        self._close = weakref.finalize(self, library.h3_close, handle)
+        super().__init__(library, handle, library.h3_close, str(path))
+        self.path, self.config = path, _read_config(library, handle)
 
     @classmethod
     def open(cls, path: Path, threads: int = 0, kernels: str | None = None) -> Model:
@@ -279,30 +210,15 @@ class Model:
         instruction set, for diagnosis. Raises EngineError with the file's name and what is wrong with it.
         """
         library = load_library()
-        options = _Options(threads, kernels.encode() if kernels else None)
+        options = bindings.Options(threads, kernels.encode() if kernels else None)
         handle = c_void_p()
         _call(library.h3_open, os.fsencode(path), ctypes.byref(options), ctypes.byref(handle))
         log.debug("model at 0x%x from %s", handle.value or 0, path)
         return cls(library, handle, Path(path))
 
-    def close(self) -> None:
-        """Give the model back. Calling it again does nothing."""
-        self._close()
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _open_handle(self) -> c_void_p:
-        if not self._close.alive:
-            raise EngineError(f"{self.path} is closed.")
-        return self._handle
-
     def describe(self) -> dict[str, Any]:
         """Kernels and threads in use, a note when the fastest kernels are not, and the engine's version."""
-        handle = self._open_handle()
+        handle = self._handle
         return {
             "kernels": self._library.h3_kernels(handle).decode(),
             "threads": self._library.h3_threads(handle),
@@ -313,7 +229,7 @@ class Model:
     def memory(self, rows: int, text_rows: int, timesteps: int) -> int:
         """Bytes that `prepare` allocates for so many packed rows, text rows and distinct timesteps."""
         size = c_size_t()
-        _call(self._library.h3_memory, self._open_handle(), rows, text_rows, timesteps, ctypes.byref(size))
+        _call(self._library.h3_memory, self._handle, rows, text_rows, timesteps, ctypes.byref(size))
         return size.value
 
     def prepare(
@@ -331,7 +247,7 @@ class Model:
         rows, text_rows = sequence.position_ids.shape[0], sequence.text_indices.shape[0]
         video_rows, audio_rows = sequence.video_indices.shape[0], sequence.audio_indices.shape[0]
         times = torch.tensor([float(value) for value in timesteps], dtype=torch.float32)
-        packed = _Sequence(
+        packed = bindings.PackedSequence(
             rows=rows,
             positions=_pointer("position_ids", sequence.position_ids, torch.float64, (rows, 3)),
             tags=_pointer("token_tags", sequence.token_tags, torch.int64, (rows,)),
@@ -345,7 +261,7 @@ class Model:
         watcher, handle = _Watcher(progress), c_void_p()
         watcher.call(
             self._library.h3_prepare,
-            self._open_handle(),
+            self._handle,
             ctypes.byref(packed),
             _pointer("text", text, torch.float32, (text_rows, self.config.text_dim)),
             _pointer("timesteps", times, torch.float32, tuple(times.shape)),
@@ -358,13 +274,13 @@ class Model:
         return Run(self, handle, (rows, video_rows, audio_rows))
 
 
-class Run:
+class Run(_Handle):
     """One prompt and one shape, prepared. Made by `Model.prepare`; close it, or use `with`."""
 
     def __init__(self, model: Model, handle: c_void_p, rows: tuple[int, int, int]) -> None:
-        self._library, self._handle, self._config = model._library, handle, model.config
+        super().__init__(model._library, handle, model._library.h3_release, "This run")
+        self._config = model.config
         self._rows, self._video_rows, self._audio_rows = rows
-        self._close = weakref.finalize(self, self._library.h3_release, handle)
         self._busy = threading.Lock()
         self._computing: int | None = None
 
@@ -373,13 +289,7 @@ class Run:
         if self._computing == threading.get_ident():
             raise RuntimeError("A run cannot be closed by its own callback.")
         with self._busy:
-            self._close()
-
-    def __enter__(self) -> Run:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+            super().close()
 
     def velocity(
         self,
@@ -400,8 +310,6 @@ class Run:
             audio = torch.zeros(0, self._config.audio_channels)
         result = torch.empty_like(video), torch.empty_like(audio)
         with self._busy:
-            if not self._close.alive:
-                raise EngineError("This run is closed.")
             self._computing = threading.get_ident()
             try:
                 self._step((video, audio), row_timesteps, result, _Watcher(progress, dump))
@@ -418,7 +326,7 @@ class Run:
     ) -> None:
         video = (self._video_rows, self._config.video_width)
         audio = (self._audio_rows, self._config.audio_channels)
-        step = _Step(
+        step = bindings.Step(
             video=_pointer("video", rows[0], torch.float32, video),
             audio=_pointer("audio", rows[1], torch.float32, audio),
             row_timesteps=_pointer("row_timesteps", row_timesteps, torch.float32, (self._rows,)),

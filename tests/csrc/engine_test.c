@@ -116,6 +116,10 @@ static void test_selftest_finds_faults(void) {
     broken = *fastest_kernels();
     broken.silu_multiply = wrong_silu;
     CHECK(selftest(&broken) && strcmp(selftest(&broken), "SiLU") == 0);
+    char note[200] = "before";
+    CHECK(trusted_kernels(&broken, note, sizeof note) == plain_kernels());
+    CHECK(strstr(note, "gave a wrong result for SiLU") && strstr(note, broken.name));
+    CHECK(trusted_kernels(fastest_kernels(), note, sizeof note) == fastest_kernels() && note[0] == '\0');
 }
 
 /* Every byte pattern a block can have, through every set of kernels. */

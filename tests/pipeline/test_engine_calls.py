@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from pipeline import engine
+from pipeline import bindings, build, engine
 from pipeline.engine import Model
 from pipeline.errors import Cancelled, EngineError
 from tests.pipeline.h3_files import (
@@ -180,6 +181,16 @@ def test_closing_is_safe_in_any_order(models: dict[str, Path]) -> None:
 
 
 # ---- facts ----
+
+
+def test_every_function_of_the_header_is_typed() -> None:
+    header = re.sub(r"/\*.*?\*/", "", (build.SOURCES / "h3.h").read_text(), flags=re.DOTALL)
+    declared = dict(re.findall(r"H3_API [\w *]+?(h3_\w+)\(([^)]*)\)", header))
+    assert len(declared) == len(re.findall(r"^H3_API ", header, flags=re.MULTILINE))
+    assert set(declared) == set(bindings.SIGNATURES)
+    for name, (_, arguments) in bindings.SIGNATURES.items():
+        listed = declared[name].split(",") if declared[name] != "void" else []
+        assert len(arguments) == len(listed), name
 
 
 def test_describes_itself(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
