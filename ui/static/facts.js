@@ -40,7 +40,7 @@ export function facts(job, above = null) {
   const rows = [
     ['seed', wish.seed ?? job.seed],
     ['size', `${size}, ${length}`],
-    ['steps', String(job.steps || wish.steps || '')],
+    ['steps', stepsOf(job, wish)],
   ];
   const finished = job.state === 'done';
   return el('aside.fl-facts', { 'aria-label': say('about_this') },
@@ -54,6 +54,13 @@ export function facts(job, above = null) {
       finished && job.stage === 'render' ? download(url(job.id, 'frames.zip'), `${job.id}.zip`, say('save_png')) : null,
       resumeButton(job),
       job.state === 'queued' || job.state === 'running' ? null : settingsButton(job.id)));
+}
+
+/** A render that keeps a preview takes only the later part of the steps that were asked for. */
+function stepsOf(job, wish) {
+  const steps = job.steps || wish.steps || '';
+  const fewer = job.stage === 'render' && wish.steps && job.steps && job.steps < wish.steps;
+  return fewer ? say('steps_kept', { steps }) : String(steps);
 }
 
 export const download = (address, name, text) => el('a.fl-plain', { href: address, download: name }, icon('download'), text);
