@@ -6,16 +6,28 @@ Gradio and torch take seconds to import, so first the flags and the port are loo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import shutil
 import socket
 import sys
+import threading
 import webbrowser
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    import uvicorn
+
+    from pipeline import Studio
 
 HOST = "127.0.0.1"
 PORTS_TRIED = 100
+GRACE_SECONDS = 1
+CLOSE_SECONDS = 2.0
 log = logging.getLogger("firstlook")
 
 
@@ -111,21 +123,48 @@ def run(listener: socket.socket, options: argparse.Namespace, cache: Path) -> in
     from pipeline import FirstlookError, Studio, load_presets
     from ui import create_app
 
+    presets = load_presets(options.presets)
+    if not presets:
+        log.error("No preset could be read: look at the folder presets beside app.py.")
+        return 1
     try:
-        presets = load_presets(options.presets)
         studio = Studio(options.outputs.expanduser().resolve(), presets, options.threads)
     except FirstlookError as error:
         log.error("%s", error)
         return 1
     address = f"http://{HOST}:{options.port}"
     config = uvicorn.Config(
-        create_app(studio, cache), log_level="warning", access_log=False, timeout_graceful_shutdown=2
+        create_app(studio, cache),
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=GRACE_SECONDS,
     )
     log.info("Firstlook is ready: open %s (Ctrl+C stops it).", address)
     if options.open:
         webbrowser.open(address)
-    uvicorn.Server(config).run(sockets=[listener])
+    answer(uvicorn.Server(config), listener, studio)
     return 0
+
+
+def answer(server: uvicorn.Server, listener: socket.socket, studio: Studio) -> None:
+    """Serve until Ctrl+C, and stop the studio at once with it, while the last answers still go out."""
+    closing = threading.Thread(target=studio.close, name="closing", daemon=True)
+    leave = server.handle_exit
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        if closing.ident is None:
+            log.info("Stopping; what is finished is kept.")
+            closing.start()
+        leave(number, frame)
+
+    server.handle_exit = interrupted
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
+    closing.join(CLOSE_SECONDS)
+    if closing.is_alive():
+        # Loading a model cannot be broken off. Every finished step is on disk, so nothing is lost by leaving.
+        logging.shutdown()
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,16 +23,15 @@ STATIC = Path(__file__).parent / "static"
 
 
 def create_app(studio: Studio, cache: Path) -> FastAPI:
-    """The page over `studio` as an ASGI application, which closes the studio at its end.
+    """The page over `studio` as an ASGI application, which loads the first preset's models as it starts.
 
-    Archives are built in `cache`.
+    Archives are built in `cache`. Closing the studio is its owner's part.
     """
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         studio.warm(next(iter(studio.presets)))
         yield
-        await asyncio.to_thread(studio.close)
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Shell)

@@ -1,7 +1,9 @@
 // Runs before anything is drawn: the language and the theme, so that Gradio starts in them and nothing flashes.
 (() => {
   // Gradio's translations follow the browser's language; the server has chosen one of ours by the same rule as its own.
-  const language = document.documentElement.lang === 'zh' ? 'zh-CN' : 'en';
+  const { dataset, lang } = document.documentElement;
+  dataset.language = lang; // Gradio writes its own name of it into lang
+  const language = lang === 'zh' ? 'zh-CN' : 'en';
   Object.defineProperty(navigator, 'language', { get: () => language });
   Object.defineProperty(navigator, 'languages', { get: () => [language] });
 

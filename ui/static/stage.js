@@ -128,7 +128,7 @@ function stopped(job) {
 function titleOf(job, mode) {
   if (mode === 'done') return say(job.stage === 'preview' ? 'preview_done' : 'render_done');
   if (mode === 'stopped') return say(`state_${job.state}`);
-  if (job.state === 'queued') return say('state_queued');
+  if (job.state === 'queued') return say(job.id === store.state.job?.id ? 'phase_load' : 'state_queued');
   const name = has(`phase_${job.phase}`) ? say(`phase_${job.phase}`) : job.phase;
   const denoises = job.phase === 'denoise' || job.phase === 'preview';
   if (denoises && job.steps) return `${name} · ${say('step_of', { step: Math.max(1, job.step), steps: job.steps })}`;

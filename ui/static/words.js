@@ -2,7 +2,7 @@
 
 const sentences = JSON.parse(document.getElementById('firstlook-sentences').textContent);
 
-export const language = document.documentElement.lang;
+export const { language } = document.documentElement.dataset;
 
 /** The sentence `key` with its {blanks} filled in; a missing key shows itself. */
 export function say(key, values = {}) {
