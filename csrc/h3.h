@@ -154,7 +154,8 @@ H3_API int h3_memory(const h3_model *model, size_t rows, size_t text_rows, size_
  * Everything that does not change from step to step: refines the text [text_rows, text_width] and builds the
  * AdaLN tables of the given timesteps (duplicates are allowed). The tables are float32, 18 * hidden * blocks
  * values a timestep. AdaLN is 40 % of the weights and is not needed again, so its pages are then given back to
- * the system. Two runs of one model with the same timesteps share their tables.
+ * the system. Runs of one model with the same timesteps share their tables; the latest stay with the model until
+ * others replace them. `progress` counts the blocks whose table is built, and is not called for shared ones.
  */
 H3_API int h3_prepare(h3_model *model, const h3_sequence *sequence, const float *text, const float *timesteps,
                       size_t timestep_count, h3_progress progress, void *progress_context, h3_run **run,

@@ -130,6 +130,7 @@ typedef struct {
     /*
      * output[t * output_stride + r] (+)= sum over k of panel[k][r] * input[t * token_stride + k * k_stride] for
      * t < tokens, r < PANEL; k ascending in one accumulator for each output, so that tiling never changes a sum.
+     * One of the two strides of the input is 1.
      */
     void (*multiply)(const float *panel, const float *input, size_t token_stride, size_t k_stride, size_t k,
                      size_t tokens, float *output, size_t output_stride, bool accumulate);

@@ -156,32 +156,9 @@ AVX2_INLINE void multiply_tile(const float *panel, const float *input, size_t to
     }
 }
 
-/* Tiles of nearly equal height, as few as possible: 32 tokens are 2 x 6 + 4 x 5, not 5 x 6 + 2. */
-AVX2_INLINE void multiply_tiles(const float *panel, const float *input, size_t token_stride, size_t k_stride,
-                                size_t k, size_t tokens, float *output, size_t output_stride, bool accumulate) {
-    const size_t tiles = (tokens + TILE - 1) / TILE;
-    for (size_t tile = 0, t = 0; tile < tiles; tile++) {
-        const size_t height = (tokens - t + tiles - tile - 1) / (tiles - tile);
-        const float *const from = input + t * token_stride;
-        float *const to = output + t * output_stride;
-        switch (height) {
-        case 1: multiply_tile(panel, from, token_stride, k_stride, k, 1, to, output_stride, accumulate); break;
-        case 2: multiply_tile(panel, from, token_stride, k_stride, k, 2, to, output_stride, accumulate); break;
-        case 3: multiply_tile(panel, from, token_stride, k_stride, k, 3, to, output_stride, accumulate); break;
-        case 4: multiply_tile(panel, from, token_stride, k_stride, k, 4, to, output_stride, accumulate); break;
-        case 5: multiply_tile(panel, from, token_stride, k_stride, k, 5, to, output_stride, accumulate); break;
-        default: multiply_tile(panel, from, token_stride, k_stride, k, 6, to, output_stride, accumulate); break;
-        }
-        t += height;
-    }
-}
-
-/* One of the strides is always 1: told so, the compiler keeps all addresses in a few registers. */
-AVX2 static void avx2_multiply(const float *panel, const float *input, size_t token_stride, size_t k_stride,
-                               size_t k, size_t tokens, float *output, size_t output_stride, bool accumulate) {
-    if (k_stride == 1) multiply_tiles(panel, input, token_stride, 1, k, tokens, output, output_stride, accumulate);
-    else multiply_tiles(panel, input, token_stride, k_stride, k, tokens, output, output_stride, accumulate);
-}
+#define KERNEL AVX2
+#include "kernels_tiles.h"
+#undef KERNEL
 
 /* ---- exponentials ---- */
 
@@ -261,7 +238,7 @@ static const Kernels *avx2_kernels(void) {
         .unpack = {unpack_f32, avx2_unpack_f16, avx2_unpack_bf16, avx2_unpack_q8_0, avx2_unpack_q4_0,
                    avx2_unpack_q6_k},
         .interleave = avx2_interleave,
-        .multiply = avx2_multiply,
+        .multiply = multiply_tokens,
         .softmax = avx2_softmax,
         .silu_multiply = avx2_silu_multiply,
     };

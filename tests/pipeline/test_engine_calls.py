@@ -218,6 +218,31 @@ def test_memory_is_counted(models: dict[str, Path]) -> None:
             model.memory(2**60, 1, 1)
 
 
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells what is resident")
+def test_modulation_weights_do_not_stay_in_memory(tmp_path: Path) -> None:
+    state, config = fixture_model("a")
+    tensors = community_names(state)
+    width = 4096  # makes AdaLN 60 MB of 61
+    for name, tensor in tensors.items():
+        if name.endswith("adaln_proj.linear.weight"):
+            tensors[name] = torch.full((tensor.shape[0], width), 1e-6)
+    tensors["time_embedder.proj_out.weight"] = torch.zeros(width, 48)
+    tensors["time_embedder.proj_out.bias"] = torch.zeros(width)
+    path = write_gguf(tmp_path / "m.gguf", tensors, config)
+    case = load_case("a_t2va_step1")
+    with Model.open(path) as model, model.prepare(case.layout, case.text, case.timesteps):
+        assert model.config.adaln_bytes > 55e6
+        assert resident_bytes(path) < 0.1 * model.config.adaln_bytes
+
+
+def resident_bytes(path: Path) -> int:
+    """Of the mapping of a file in this process."""
+    mappings = Path("/proc/self/smaps").read_text()
+    found = re.search(rf"{re.escape(str(path))}\n(?:.*\n)*?Rss: +(\d+) kB", mappings)
+    assert found
+    return 1024 * int(found.group(1))
+
+
 def test_pointers_are_logged_for_debugging(models: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
     case = load_case("a_t2va_step1")
     with caplog.at_level(logging.DEBUG, logger="pipeline.engine"):
