@@ -16,6 +16,8 @@ from recipe import captions, layout, world
 LATENT_FRAMES = 7
 CAPTIONS_PER_COMBINATION = 160
 UNCONDITIONAL = " "
+KEPT_EVERY = 2  # latents of enlarged previews exist for every second scene
+KEPT_SHARE = 0.4
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,14 @@ class LatentStore:
         self.latents = np.load(work / f"latents_{scale}.npy", mmap_mode="r")
         self.masks = np.load(work / f"mask_{scale}.npy", mmap_mode="r")
         self.height, self.width = self.latents.shape[2:4]
-        kept = work / f"kept_{scale}.npy"
-        self.kept = np.load(kept, mmap_mode="r") if kept.exists() else None
+        self.kept_path = work / f"kept_{scale}.npy"
+        self.kept: np.ndarray | None = None
+
+    def has_kept(self) -> bool:
+        """Whether latents of enlarged previews are there by now; they may be written while training runs."""
+        if self.kept is None and self.kept_path.exists():
+            self.kept = np.load(self.kept_path, mmap_mode="r")
+        return self.kept is not None
 
     def take(self, index: int, frames: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """Latents (len(frames)*h*w, C) and mask (len(frames)*h*w,) of one scene."""
@@ -134,10 +142,12 @@ class BatchMaker:
     def draw(self, kind: Kind, unconditional: bool) -> Batch:
         """One batch of the given kind; an unconditional one has the one-token empty prompt."""
         rng = self.rng
+        from_kept = self.store(kind.scale).has_kept() and rng.random() < KEPT_SHARE
+        every = KEPT_EVERY if from_kept else 1
         length = len(self.pool.empty) if unconditional else self.pool.draw_length(rng)
         ids, indices = [], []
         while len(ids) < kind.samples:
-            index = rng.randrange(len(self.scenes))
+            index = rng.randrange(0, len(self.scenes), every)
             scene = self.scenes[index]
             tokens = self.pool.empty
             if not unconditional:
@@ -146,10 +156,15 @@ class BatchMaker:
                 ids.append(tokens)
                 indices.append(index)
         frames = [sorted(rng.sample(range(LATENT_FRAMES), kind.frames)) for _ in indices]
-        return self.assemble(kind.scale, ids, indices, frames)
+        return self.assemble(kind.scale, ids, indices, frames, from_kept)
 
     def assemble(
-        self, scale: int, ids: list[list[int]], indices: list[int], frames: list[list[int]]
+        self,
+        scale: int,
+        ids: list[list[int]],
+        indices: list[int],
+        frames: list[list[int]],
+        from_kept: bool = False,
     ) -> Batch:
         """Batch of the given captions (all of one length), scenes and latent frames."""
         store = self.store(scale)
@@ -157,9 +172,12 @@ class BatchMaker:
         clean = torch.from_numpy(np.stack([pair[0] for pair in pairs]).astype(np.float32))
         mask = torch.from_numpy(np.stack([pair[1] for pair in pairs]))
         kept = None
-        if store.kept is not None:
-            pairs = zip(indices, frames, strict=True)
-            rows = [store.kept[index][chosen].reshape(-1, clean.shape[-1]) for index, chosen in pairs]
+        if from_kept:
+            drawn = zip(indices, frames, strict=True)
+            rows = [
+                store.kept[index // KEPT_EVERY][chosen].reshape(-1, clean.shape[-1])
+                for index, chosen in drawn
+            ]
             kept = torch.from_numpy(np.stack(rows).astype(np.float32))
         cos, sin = batch_rotary(len(ids[0]), frames, store.height, store.width, self.freq_dim, self.theta)
         return Batch(torch.tensor(ids), clean, mask, cos, sin, kept)

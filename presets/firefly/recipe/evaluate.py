@@ -37,9 +37,14 @@ class Result:
     seed: int
     scale: int
     reading: score.Reading
+    likeness: float
 
     def right(self, part: str) -> bool:
         return getattr(self.prompt, part) == getattr(self.reading, part)
+
+
+def likeness(frames: np.ndarray, prompt: Prompt) -> float:
+    return score.likeness(frames, prompt.noun, prompt.setting, prompt.motion)
 
 
 def label(prompt: Prompt, reading: score.Reading) -> str:
@@ -62,7 +67,7 @@ def evaluate(
         for seed in seeds:
             frames = renderer.plain(prompt.text, seed, scale)
             reading = score.read_clip(frames, prompt.setting, net)
-            results.append(Result(prompt, seed, scale, reading))
+            results.append(Result(prompt, seed, scale, reading, likeness(frames, prompt)))
             clips[prompt.text, seed] = frames
             LOG.info("%d %s: %s", scale, prompt.text, reading)
     return results, clips
@@ -87,10 +92,10 @@ def table(results: list[Result]) -> list[str]:
             cells = [share(group, part) for part in PARTS]
             whole = sum(all(r.right(part) for part in PARTS) for r in group)
             stray = np.mean([r.reading.stray for r in group])
+            psnr = np.mean([r.likeness for r in group])
             size = f"{world.WIDTH * scale}×{world.HEIGHT * scale}"
-            lines.append(
-                f"| {size} | {name} | {' | '.join(cells)} | {whole}/{len(group)} | {100 * stray:.0f} % |"
-            )
+            cells += [f"{whole}/{len(group)}", f"{100 * stray:.0f} %", f"{psnr:.1f} dB"]
+            lines.append(f"| {size} | {name} | {' | '.join(cells)} |")
     return lines
 
 
@@ -128,10 +133,12 @@ def compare_keep(
             clips[f"{prompt.text} (keep {keep:g})"] = frames
             plain.append(correlation(frames, previews[prompt.text]))
             bare.append(foreground_correlation(frames, previews[prompt.text], prompt.setting))
-            results.append(Result(prompt, 1, 2, score.read_clip(frames, prompt.setting, net)))
+            reading = score.read_clip(frames, prompt.setting, net)
+            results.append(Result(prompt, 1, 2, reading, likeness(frames, prompt)))
         name = f"{keep:g}" if keep else "none, same seed"
         numbers = f"{np.mean(plain):.3f} | {np.mean(bare):.3f}"
-        lines.append(f"| {name} | {numbers} | " + " | ".join(share(results, part) for part in PARTS) + " |")
+        lines.append(f"| {name} | {numbers} | " + " | ".join(share(results, part) for part in PARTS))
+        lines[-1] += f" | {np.mean([r.likeness for r in results]):.1f} dB |"
         LOG.info(lines[-1])
     return lines, clips
 
@@ -162,7 +169,7 @@ def main() -> None:
     parser.add_argument("--shift", type=float, default=3.0, help="with --torch only")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     net = score.load_net(args.work)
     kind = TorchRenderer if args.torch else PipelineRenderer
     renderer = kind(args.work, args.steps, args.guidance, args.shift)

@@ -1,8 +1,9 @@
 """Latents of enlarged previews, the start from which a full-size render that keeps its composition is made.
 
-Every training clip goes through the small VAE with some noise on its latents, is enlarged as the pipeline
-enlarges a
-preview, and is encoded again. Usage: python -m recipe.previews WORK   (writes WORK/kept_2.npy)
+Every second training clip goes through the small VAE with some noise on its latents, is enlarged as the
+pipeline enlarges a preview, and is encoded again.
+
+Usage: python -m recipe.previews WORK   (writes WORK/kept_2.npy)
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 from recipe import dataset, train_vae, vae
+from recipe.batches import KEPT_EVERY
 from recipe.rendering import encode_enlarged
 
 LOG = logging.getLogger("previews")
@@ -44,13 +46,14 @@ def main() -> None:
     matrix = vae.encoder_matrix(levels)
     small = np.load(work / "latents_1.npy", mmap_mode="r")
     like = np.load(work / "latents_2.npy", mmap_mode="r")
-    kept = np.empty(like.shape, np.float16)
+    chosen = range(0, len(small), KEPT_EVERY)
+    kept = np.empty((len(chosen), *like.shape[1:]), np.float16)
     generator = torch.Generator().manual_seed(0)
-    for index in range(len(small)):
+    for place, index in enumerate(chosen):
         frames = decode_small(model, small[index], generator)
-        kept[index] = encode_enlarged(frames, matrix, mean, std)
+        kept[place] = encode_enlarged(frames, matrix, mean, std)
     vae.save_latents(work, "kept_2", kept)
-    LOG.info("%d previews, %.0f s", len(small), time.monotonic() - start)
+    LOG.info("%d previews, %.0f s", len(kept), time.monotonic() - start)
 
 
 if __name__ == "__main__":

@@ -177,6 +177,16 @@ def read_clip(frames: np.ndarray, asked_setting: str, net: SubjectNet) -> Readin
     return Reading(noun, read_setting(small, masks), read_motion(masks), stray, confidence)
 
 
+def likeness(frames: np.ndarray, noun: str, setting: str, motion: str) -> float:
+    """PSNR in dB of a clip of any size against the true clip whose start place fits best."""
+    small = to_small(frames)
+    errors = []
+    for place in range(world.PLACES):
+        true = world.render_clip(world.Scene(noun, setting, motion, place)).astype(np.float32)
+        errors.append(np.square(small - true).mean())
+    return float(10 * np.log10(255.0**2 / min(errors)))
+
+
 def blur(crop: np.ndarray, amount: int) -> np.ndarray:
     """Box blur by `amount` pixels, twice."""
     for _ in range(2):

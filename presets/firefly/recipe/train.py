@@ -32,7 +32,6 @@ from recipe.text_encoder import Qwen3VLTextModel, hidden_states
 
 LOG = logging.getLogger("train")
 SPRITE_LOSS = 6.0
-KEPT_SHARE = 0.4
 KEPT_TIMES = (0.25, 0.75)
 LEAST_SIGMA = 1e-3
 DENOISER_CONFIG = {
@@ -67,7 +66,7 @@ class Options:
     text_rate: float = 3e-4
     final_rate: float = 0.02
     dropout: float = 0.06
-    warmup: int = 40
+    warmup: int = 20
     processes: int = 2
     gate_every: float = 240.0
     save_every: float = 60.0
@@ -156,7 +155,7 @@ class Trainer:
         t = draw_times(len(batch.clean), self.generator)
         noise = torch.randn(batch.clean.shape, generator=self.generator)
         start = batch.clean
-        if batch.kept is not None and self.shared_rng.random() < KEPT_SHARE:
+        if batch.kept is not None:
             # Learn to finish what a preview began: the picture under the noise is the enlarged preview,
             # and the velocity leads from there to the sharp clip.
             start = batch.kept

@@ -32,7 +32,7 @@ ANCHOR = 100.0  # a constant pair of channels far above the signal makes the fin
 SPRITE_LOSS = 5.0
 TILE_WIDTH = 16
 KEPT_FRAMES = [3, *range(4, 20), 23, *range(24, 28)]  # of 28 decoded frames, the 22 that the class keeps
-LARGE_SHARE = 0.4
+LARGE_SHARE = 0.5
 MOST_NOISE = 0.3
 
 
@@ -227,9 +227,12 @@ def new_vae(work: Path) -> AutoencoderKLMiniMaxH3:
 
 def load_vae(work: Path) -> AutoencoderKLMiniMaxH3:
     """The VAE with the trained decoder of WORK/decoder.pt, or the PCA decoder when there is none."""
-    model = new_vae(work)
-    if (work / "decoder.pt").exists():
-        model.decoder.load_state_dict(torch.load(work / "decoder.pt", weights_only=True))
+    if not (work / "decoder.pt").exists():
+        return new_vae(work)
+    levels, mean, std = dataset.load_encoder(work)
+    model = vae.build_vae(mean, std)
+    vae.write_encoder(model, levels)
+    model.decoder.load_state_dict(torch.load(work / "decoder.pt", weights_only=True))
     return model
 
 
