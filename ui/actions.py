@@ -45,16 +45,17 @@ class Actions:
         """The preset's values for `form.PRESET_FIELDS`, the negative prompt, and what is said about it."""
         preset = self.studio.presets[name]
         values = self._offered(form.preset_values(preset) | {"negative_prompt": gr.skip()}, preset)
-        about = _about(preset, language_of(request.headers))
+        about = self._about(preset, language_of(request.headers))
         return [*(values[field] for field in form.PRESET_FIELDS), values["negative_prompt"], about, about]
 
     def settings_of(self, request: gr.Request, event: gr.EventData) -> list[Any]:
         """The settings of an earlier job, for every field, then what is said about its preset."""
+        language = language_of(request.headers)
         try:
             wish = self.studio.job(str(event.id)).request
         except FirstlookError as error:
-            raise gr.Error(str(error), print_exception=False) from error
-        return self._filled(form.request_values(wish), language_of(request.headers))
+            raise gr.Error(in_language(language, str(error)), print_exception=False) from error
+        return self._filled(form.request_values(wish), language)
 
     def restore(self, request: gr.Request, saved: dict[str, Any] | None) -> list[Any]:
         """The form as this browser left it, else the first preset's, then what is said about the preset."""
@@ -85,7 +86,7 @@ class Actions:
             return [*(shown[field] for field in form.FIELDS), gr.skip(), gr.skip()]
         choices = [(_title(each, language), name) for name, each in self.studio.presets.items()]
         shown = self._offered(values, preset) | {"preset": gr.update(choices=choices, value=preset.name)}
-        about = _about(preset, language)
+        about = self._about(preset, language)
         return [*(shown[field] for field in form.FIELDS), about, about]
 
     def _offered(self, values: dict[str, Any], preset: Preset) -> dict[str, Any]:
@@ -96,13 +97,16 @@ class Actions:
             shown[field] = gr.update(visible=preset.guidance_offered, **value)
         return shown
 
-
-def _about(preset: Preset, language: str) -> dict[str, Any]:
-    chinese = language == "zh"
-    return {
-        "description": preset.description_zh if chinese else preset.description,
-        "examples": list(preset.examples_zh if chinese else preset.examples),
-    }
+    def _about(self, preset: Preset, language: str) -> dict[str, Any]:
+        """What is said about a preset, and what is wrong with preset files that could not be read."""
+        chinese = language == "zh"
+        return {
+            "description": preset.description_zh if chinese else preset.description,
+            "examples": list(preset.examples_zh if chinese else preset.examples),
+            "problems": [
+                in_language(language, problem) for problem in getattr(self.studio.presets, "problems", ())
+            ],
+        }
 
 
 def _title(preset: Preset, language: str) -> str:

@@ -24,7 +24,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-PATIENCE_MS = 60_000
+PATIENCE_MS = 180_000
 NEEDS_BROWSER = "the page is tested in Chromium, and /usr/bin/chromium is missing: apt-get install chromium"
 
 

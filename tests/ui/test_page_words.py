@@ -15,7 +15,7 @@ from ui.shell import dress
 UI = Path(words.__file__).parent
 CHINESE = re.compile("[\u4e00-\u9fff]")
 BLANK = re.compile(r"\{\w+\}")
-MADE_OF_PARTS = re.compile(r"^(state|phase|remains|step|error)_|^(en|zh|preview|render|look|save)$")
+MADE_OF_PARTS = re.compile(r"^(state|phase|remains|step|error|key)_|^(en|zh|preview|render|look|save)$")
 GRID = ModelGeometry()
 
 

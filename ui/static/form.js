@@ -49,9 +49,12 @@ function ready() {
 }
 
 export function described(place, { props, watch }) {
-  const text = el('p.fl-described');
-  place.append(text);
-  const draw = () => { text.textContent = props.value?.description ?? ''; };
+  const box = el('div.fl-described');
+  place.append(box);
+  const draw = () => {
+    const { description = '', problems = [] } = props.value ?? {};
+    box.replaceChildren(el('p', {}, description), ...problems.map((problem) => el('p.problem', {}, problem)));
+  };
   watch('value', draw);
   draw();
 }

@@ -24,7 +24,8 @@ export function keys() {
 function mistakes() {
   const rail = document.getElementById('rail');
   const dice = document.getElementById('dice');
-  if (!rail || !dice) return requestAnimationFrame(mistakes);
+  if (!rail || !dice || !document.getElementById('cancel')) return requestAnimationFrame(mistakes);
+  for (const id of ['preview', 'render', 'cancel']) document.getElementById(id).title = say(`key_${id}`);
   dice.title = say('dice');
   dice.setAttribute('aria-label', say('dice'));
   let told = false;
