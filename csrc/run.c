@@ -448,31 +448,3 @@ int h3_velocity(h3_run *run, const h3_step *step, char *error, size_t error_size
     pthread_mutex_unlock(&run->model->computing);
     return good;
 }
-
-/* ---- formats ---- */
-
-int h3_format(const char *format_name, uint32_t *type, size_t *block_elements, size_t *block_bytes) {
-    for (int i = 0; i < FORMAT_COUNT; i++) {
-        const Format *const format = &format_table()[i];
-        if (strcmp(format->name, format_name) != 0) continue;
-        *type = format->type;
-        *block_elements = format->elements;
-        *block_bytes = format->bytes;
-        return 1;
-    }
-    return 0;
-}
-
-int h3_dequantize(uint32_t type, const uint8_t *source, size_t source_bytes, size_t count, float *target,
-                  char *error, size_t error_size) {
-    Failure failure = start_failure(error, error_size);
-    const int index = format_of_type(type);
-    if (index < 0) return fail(&failure, "%s (type %u) is not computed here.", type_name(type), type);
-    const Format *const format = &format_table()[index];
-    size_t bytes;
-    if (count % format->elements || !multiply_size(count / format->elements, format->bytes, &bytes) ||
-        bytes != source_bytes)
-        return fail(&failure, "%zu bytes are not %zu values of %s.", source_bytes, count, format->name);
-    format->unpack(source, count, target);
-    return 1;
-}
