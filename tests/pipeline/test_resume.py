@@ -18,7 +18,7 @@ from pipeline.store import JobFolder
 from tests.pipeline.running import write_presets, write_running_model
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 120.0
+PATIENCE = 600.0
 
 
 def start(folder: Path, tiny_folder: Path, preset: str) -> subprocess.Popen:

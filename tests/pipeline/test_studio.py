@@ -35,7 +35,7 @@ from pipeline import (
 from pipeline.store import JobFolder
 from pipeline.studio import QUEUE_LIMIT
 
-PATIENCE = 120.0
+PATIENCE = 600.0
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def test_a_waiting_job_is_cancelled_without_its_turn(studio, tiny):
     waiting = studio.submit(wish(tiny))
     assert waiting.snapshot().state == "queued"
     waiting.cancel()
-    assert waiting.wait(5).state == "cancelled"
+    assert waiting.wait(PATIENCE).state == "cancelled"
     assert not blocker.snapshot().over
     blocker.cancel()
     blocker.wait(PATIENCE)
@@ -423,9 +423,10 @@ with Studio(outputs, presets, threads=1) as studio:
                 pass
         except OSError:
             pass
-    print(job.wait(60).state, (job.folder / "latents.safetensors").is_file(), job.snapshot().message, sep="|")
+    status = job.wait(600)
+    print(status.state, (job.folder / "latents.safetensors").is_file(), status.message, sep="|")
     (outputs / "ballast").unlink()
-    print(studio.resume(job.id).wait(60).state)
+    print(studio.resume(job.id).wait(600).state)
 """
 
 
