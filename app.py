@@ -161,11 +161,12 @@ def answer(server: uvicorn.Server, listener: socket.socket, studio: Studio) -> N
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     closing.join(CLOSE_SECONDS)
-    if closing.is_alive():
-        # Loading a model cannot be broken off. Every finished step is on disk, so nothing is lost by leaving.
-        logging.shutdown()
-        os._exit(0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    # Not sys.exit: a model that is being loaded cannot be broken off, and taking torch apart lasts seconds.
+    # Every finished step is on disk, so nothing is lost by leaving at once.
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(status)
