@@ -20,8 +20,12 @@ HTML_LANG = re.compile(r"(<html\s[^>]*?lang=)\"[^\"]*\"")
 HEAD = """<head>
 <title>Firstlook</title>
 <link rel="icon" href="/firstlook/icon.svg" type="image/svg+xml">
+<link rel="stylesheet" href="/firstlook/tokens.css">
 <link rel="stylesheet" href="/firstlook/page.css">
 <link rel="stylesheet" href="/firstlook/views.css">
+<link rel="stylesheet" href="/firstlook/stage.css">
+<link rel="stylesheet" href="/firstlook/inspector.css">
+<link rel="stylesheet" href="/firstlook/shelf.css">
 <script type="application/json" id="firstlook-sentences">{sentences}</script>
 <script src="/firstlook/boot.js"></script>
 <script type="module" src="/firstlook/main.js"></script>

@@ -1,4 +1,4 @@
-"""Gradio's theme, mapped onto the tokens of `static/page.css`: colours and spaces are named in one place.
+"""Gradio's theme, mapped onto the tokens of `static/tokens.css`: colours and spaces are named in one place.
 
 The bundled IBM Plex has whole alphabets in 400 and 700 only; other weights fall back to another face.
 """

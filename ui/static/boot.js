@@ -1,6 +1,6 @@
-// Runs before anything is drawn: the language and the theme, so that Gradio starts in them and nothing flashes.
+// Runs before anything is drawn: Gradio is to start in the right language and theme, and nothing to flash.
 (() => {
-  // Gradio's translations follow the browser's language; the server has chosen one of ours by the same rule as its own.
+  // Gradio's translations follow the browser's language; here they follow the one the server has chosen.
   const { dataset, lang } = document.documentElement;
   dataset.language = lang; // Gradio writes its own name of it into lang
   const language = lang === 'zh' ? 'zh-CN' : 'en';

@@ -15,15 +15,33 @@ export function brand(place) {
   const other = language === 'zh' ? 'en' : 'zh';
   const name = other === 'zh' ? '中文' : 'English';
   place.append(
-    el('header.fl-brand', {},
+    el(
+      'header.fl-brand',
+      {},
       mark,
       el('div', {}, el('h1', {}, 'Firstlook'), el('p', {}, say('tagline'))),
-      el('nav', { 'aria-label': say('page_settings') },
-        el('button.fl-quiet', { type: 'button', id: 'language', lang: other, onclick: () => speak(other) }, name),
-        el('button.fl-quiet.round', {
-          type: 'button', id: 'theme', title: say('theme'), 'aria-label': say('theme'),
-          onclick: () => window.firstlookTheme.toggle(),
-        }, icon('sun')))));
+      el(
+        'nav',
+        { 'aria-label': say('page_settings') },
+        el(
+          'button.fl-quiet',
+          { type: 'button', id: 'language', lang: other, onclick: () => speak(other) },
+          name,
+        ),
+        el(
+          'button.fl-quiet.round',
+          {
+            type: 'button',
+            id: 'theme',
+            title: say('theme'),
+            'aria-label': say('theme'),
+            onclick: () => window.firstlookTheme.toggle(),
+          },
+          icon('sun'),
+        ),
+      ),
+    ),
+  );
 }
 
 /** The page is drawn anew in the other language; the form and the job on show come back by themselves. */

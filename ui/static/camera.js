@@ -1,4 +1,4 @@
-// One zoom and one place, shared by all panels of the inspector: about the cursor, by wheel, fingers, drag or keys.
+// One zoom and one place, shared by all panels of the inspector: by wheel, fingers, drag or keys.
 
 const MOST = 16;
 
@@ -53,13 +53,17 @@ export function camera(width, height, moved) {
   function attach(canvas, point) {
     const fingers = new Map();
     let spread = 0;
-    canvas.addEventListener('wheel', (event) => {
-      if (!event.ctrlKey && !event.shiftKey) return;
-      event.preventDefault();
-      const turn = event.deltaY || event.deltaX;
-      const at = under(canvas, event);
-      zoomTo(zoom * Math.exp(-turn / 300), at.x, at.y);
-    }, { passive: false });
+    canvas.addEventListener(
+      'wheel',
+      (event) => {
+        if (!event.ctrlKey && !event.shiftKey) return;
+        event.preventDefault();
+        const turn = event.deltaY || event.deltaX;
+        const at = under(canvas, event);
+        zoomTo(zoom * Math.exp(-turn / 300), at.x, at.y);
+      },
+      { passive: false },
+    );
     canvas.addEventListener('dblclick', (event) => {
       const at = under(canvas, event);
       if (zoom > 1) self.fit();

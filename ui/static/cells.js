@@ -1,4 +1,4 @@
-// A frame in its black well. A small one is enlarged crisply: by whole pixels first, then to the size on screen.
+// A frame in its black well. A small one is enlarged crisply: by whole pixels, then to the size on screen.
 
 import { el } from './dom.js';
 
@@ -15,7 +15,7 @@ export function enlarge(canvas, picture) {
   context.drawImage(picture, 0, 0, width, height);
 }
 
-/** A well for frame `label`; `show(address)` swaps the picture once it is decoded, so that nothing flickers. */
+/** A well for frame `label`; `show(address)` swaps the picture once it is decoded: nothing flickers. */
 export function cell(label, description) {
   const canvas = el('canvas', { role: 'img', 'aria-label': description });
   const node = el('figure.fl-cell.waiting', {}, canvas, el('figcaption.fl-tag', {}, String(label)));
@@ -39,9 +39,12 @@ export function cell(label, description) {
   };
 }
 
-/** Which `count` of `total` frames stand for the whole: 1-based, evenly spaced, first and last among them. */
+/** Which `count` of `total` frames stand for the whole: evenly spaced from first to last, from 1. */
 export function spread(total, count) {
   if (count >= total) return Array.from({ length: total }, (_, i) => i + 1);
   if (count === 1) return [Math.floor(total / 2) + 1];
-  return Array.from({ length: count }, (_, i) => Math.floor((2 * i * (total - 1) + count - 1) / (2 * (count - 1))) + 1);
+  return Array.from(
+    { length: count },
+    (_, i) => Math.floor((2 * i * (total - 1) + count - 1) / (2 * (count - 1))) + 1,
+  );
 }

@@ -1,6 +1,6 @@
 // A few helpers to build elements without a framework.
 
-/** An element: `el('button.primary', { onclick, title }, 'text', child)`. Classes after dots; null children are skipped. */
+/** An element: `el('button.primary', { onclick, title }, 'text', child)`. Null children are skipped. */
 export function el(spec, attributes = {}, ...children) {
   const [tag, ...classes] = spec.split('.');
   const node = document.createElement(tag || 'div');
@@ -22,7 +22,9 @@ const ICONS = {
   download: 'M8 2.5v7.5M4.8 7l3.2 3.2L11.2 7M3 13h10',
   copy: 'M5.5 5.5v-3h8v8h-3M2.5 5.5h8v8h-8z',
   check: 'M3 8.5l3.2 3.2L13 5',
-  sun: 'M8 5.2a2.8 2.8 0 1 0 0 5.6a2.8 2.8 0 1 0 0-5.6M8 1.2v1.6M8 13.2v1.6M1.2 8h1.6M13.2 8h1.6M3.2 3.2l1.1 1.1M11.7 11.7l1.1 1.1M3.2 12.8l1.1-1.1M11.7 4.3l1.1-1.1',
+  sun:
+    'M8 5.2a2.8 2.8 0 1 0 0 5.6a2.8 2.8 0 1 0 0-5.6M8 1.2v1.6M8 13.2v1.6M1.2 8h1.6M13.2 8h1.6' +
+    'M3.2 3.2l1.1 1.1M11.7 11.7l1.1 1.1M3.2 12.8l1.1-1.1M11.7 4.3l1.1-1.1',
   fit: 'M2.5 6v-3.5h3.5M10 2.5h3.5v3.5M13.5 10v3.5h-3.5M6 13.5h-3.5v-3.5',
 };
 const FILLED = new Set(['play', 'pause']);
@@ -42,18 +44,4 @@ export function icon(name) {
 /** Set text only when it changed, so that selections and screen readers are left alone. */
 export function write(node, text) {
   if (node.textContent !== text) node.textContent = text;
-}
-
-/** Swap an image's source once the new one is decoded: no flicker, no blank. */
-export async function swap(image, source) {
-  if (image.dataset.wanted === source) return;
-  image.dataset.wanted = source;
-  const next = new Image();
-  next.src = source;
-  try {
-    await next.decode();
-  } catch {
-    return;
-  }
-  if (image.dataset.wanted === source) image.src = source;
 }

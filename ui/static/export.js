@@ -24,10 +24,19 @@ export function exporting(place) {
 
 function rows(job) {
   const shape = `${job.width}×${job.height}`;
-  const png = row(say('export_png'), say('export_png_text', { frames: job.frames_written, shape }),
-    download(url(job.id, 'frames.zip'), `${job.id}.zip`, say('download_zip')));
+  const png = row(
+    say('export_png'),
+    say('export_png_text', { frames: job.frames_written, shape }),
+    download(url(job.id, 'frames.zip'), `${job.id}.zip`, say('download_zip')),
+  );
   const mp4 = job.clip
-    ? [row(say('export_mp4'), say('export_mp4_text', { fps: job.fps }), download(url(job.id, 'clip.mp4'), `${job.id}.mp4`, say('download_mp4')))]
+    ? [
+        row(
+          say('export_mp4'),
+          say('export_mp4_text', { fps: job.fps }),
+          download(url(job.id, 'clip.mp4'), `${job.id}.mp4`, say('download_mp4')),
+        ),
+      ]
     : [];
   return [png, ...mp4, row(say('export_folder'), say('export_folder_text'), folder(job.folder))];
 }

@@ -14,11 +14,32 @@ export function onUseSettings(action) {
 }
 
 export const settingsButton = (id) =>
-  el('button.fl-plain', { type: 'button', 'data-settings': id, onclick: (event) => { event.stopPropagation(); useSettings(id); } }, say('use_settings'));
+  el(
+    'button.fl-plain',
+    {
+      type: 'button',
+      'data-settings': id,
+      onclick: (event) => {
+        event.stopPropagation();
+        useSettings(id);
+      },
+    },
+    say('use_settings'),
+  );
 
-export function resumeButton(job) {
+export function resumeButton(job, strong = true) {
   if (!RESUMABLE.has(job.state)) return null;
-  return el('button.fl-plain.strong', { type: 'button', onclick: (event) => { event.stopPropagation(); resume(job.id); } }, say('resume'));
+  return el(
+    strong ? 'button.fl-plain.strong' : 'button.fl-plain',
+    {
+      type: 'button',
+      onclick: (event) => {
+        event.stopPropagation();
+        resume(job.id);
+      },
+    },
+    say('resume'),
+  );
 }
 
 async function resume(id) {
@@ -36,24 +57,37 @@ export function facts(job, above = null) {
   const { request } = job;
   const wish = request ?? {};
   const size = `${job.width}×${job.height}`;
-  const length = job.stage === 'preview' ? say('some_frames', { frames: job.frames_total }) : say('frames_at', { frames: job.frames_total, fps: job.fps });
+  const length =
+    job.stage === 'preview'
+      ? say('some_frames', { frames: job.frames_total })
+      : say('frames_at', { frames: job.frames_total, fps: job.fps });
   const rows = [
     ['seed', wish.seed ?? job.seed],
     ['size', `${size}, ${length}`],
     ['steps', stepsOf(job, wish)],
   ];
   const finished = job.state === 'done';
-  return el('aside.fl-facts', { 'aria-label': say('about_this') },
+  return el(
+    'aside.fl-facts',
+    { 'aria-label': say('about_this') },
     above,
     el('p.fl-prompt', { title: wish.prompt ?? '' }, wish.prompt ?? job.prompt ?? ''),
     el('dl', {}, ...rows.flatMap(([name, value]) => [el('dt', {}, say(name)), el('dd.fl-mono', {}, value)])),
     finished && job.stage === 'preview' ? el('p.fl-hint', {}, say('preview_hint')) : null,
-    RESUMABLE.has(job.state) || (finished && job.stage === 'render' && !job.clip) ? el('p.fl-hint', {}, job.message) : null,
-    el('div.fl-ways', {},
+    RESUMABLE.has(job.state) || (finished && job.stage === 'render' && !job.clip)
+      ? el(`p.fl-hint.${job.state}`, {}, job.message)
+      : null,
+    el(
+      'div.fl-ways',
+      {},
       finished && job.clip ? download(url(job.id, 'clip.mp4'), `${job.id}.mp4`, say('save_mp4')) : null,
-      finished && job.stage === 'render' ? download(url(job.id, 'frames.zip'), `${job.id}.zip`, say('save_png')) : null,
+      finished && job.stage === 'render'
+        ? download(url(job.id, 'frames.zip'), `${job.id}.zip`, say('save_png'))
+        : null,
       resumeButton(job),
-      job.state === 'queued' || job.state === 'running' ? null : settingsButton(job.id)));
+      job.state === 'queued' || job.state === 'running' ? null : settingsButton(job.id),
+    ),
+  );
 }
 
 /** A render that keeps a preview takes only the later part of the steps that were asked for. */
@@ -63,7 +97,8 @@ function stepsOf(job, wish) {
   return fewer ? say('steps_kept', { steps }) : String(steps);
 }
 
-export const download = (address, name, text) => el('a.fl-plain', { href: address, download: name }, icon('download'), text);
+export const download = (address, name, text) =>
+  el('a.fl-plain', { href: address, download: name }, icon('download'), text);
 
 /** In place of pictures that are not there. */
 export function remains(job) {
@@ -72,11 +107,19 @@ export function remains(job) {
 
 /** Which files the chosen preset lacks and where each goes. */
 export function missingFiles({ missing, folder }) {
-  return el('div.fl-missing', { role: 'region', 'aria-label': say('missing_title') },
+  return el(
+    'div.fl-missing',
+    { role: 'region', 'aria-label': say('missing_title') },
     el('h2', {}, say('missing_title')),
     el('p.lead', {}, say('missing_lead', { count: missing.length })),
     el('p.fl-path', {}, el('code', {}, folder)),
-    el('ul', {}, ...missing.map(({ role, path, note }) =>
-      el('li', {}, el('strong', {}, role), el('code', {}, path), el('span', {}, note)))),
-    el('p.fl-hint', {}, say('missing_after')));
+    el(
+      'ul',
+      {},
+      ...missing.map(({ role, path, note }) =>
+        el('li', {}, el('strong', {}, role), el('code', {}, path), el('span', {}, note)),
+      ),
+    ),
+    el('p.fl-hint', {}, say('missing_after')),
+  );
 }

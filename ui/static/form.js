@@ -1,4 +1,4 @@
-// What surrounds the form's fields: examples, the preset's description, and what the form as it stands would make.
+// Around the form's fields: examples, the preset's description, and what the form as it stands would make.
 
 import { el } from './dom.js';
 import { askPlan, listen, store, tell, whenJobsChange } from './store.js';
@@ -26,11 +26,27 @@ export function examples(place, { props, watch }) {
   const draw = () => {
     const all = props.value?.examples ?? [];
     chosenExamples.splice(0, Infinity, ...all);
-    const some = Array.from({ length: Math.min(SHOWN, all.length) }, (_, i) => all[(offset + i) % all.length]);
-    const chips = some.map((text) => el('button.fl-chip', { type: 'button', title: text, onclick: () => type('prompt', text) }, text));
-    const more = all.length > SHOWN
-      ? el('button.fl-quiet', { type: 'button', onclick: () => { offset += SHOWN; draw(); } }, say('other_examples'))
-      : null;
+    const some = Array.from(
+      { length: Math.min(SHOWN, all.length) },
+      (_, i) => all[(offset + i) % all.length],
+    );
+    const chips = some.map((text) =>
+      el('button.fl-chip', { type: 'button', title: text, onclick: () => type('prompt', text) }, text),
+    );
+    const more =
+      all.length > SHOWN
+        ? el(
+            'button.fl-quiet',
+            {
+              type: 'button',
+              onclick: () => {
+                offset += SHOWN;
+                draw();
+              },
+            },
+            say('other_examples'),
+          )
+        : null;
     row.replaceChildren(...chips, ...(more ? [more] : []));
     tell();
   };
@@ -45,7 +61,8 @@ export function examples(place, { props, watch }) {
 function ready() {
   if (document.body.dataset.form) return;
   document.body.dataset.form = 'ready';
-  if (document.activeElement === document.body) document.querySelector('#prompt textarea')?.focus({ preventScroll: true });
+  if (document.activeElement === document.body)
+    document.querySelector('#prompt textarea')?.focus({ preventScroll: true });
 }
 
 export function described(place, { props, watch }) {
@@ -76,7 +93,7 @@ export function estimate(place) {
 let planTimer = 0;
 
 /** Ask again what the form would make: it has changed, or the jobs have. */
-export function planAgain() {
+function planAgain() {
   clearTimeout(planTimer);
   planTimer = setTimeout(async () => {
     const form = window.firstlookForm;
@@ -116,6 +133,7 @@ function sentences(plan) {
 
 function times({ preview_seconds: preview, render_seconds: render }) {
   if (preview === null && render === null) return say('no_estimate');
-  const about = (seconds) => (seconds === null ? say('unknown_time') : say('about', { time: roughly(seconds) }));
+  const about = (seconds) =>
+    seconds === null ? say('unknown_time') : say('about', { time: roughly(seconds) });
   return say('times', { preview: about(preview), render: about(render) });
 }

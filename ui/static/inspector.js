@@ -14,7 +14,7 @@ const FILM_WIDTH = 96;
 const FEW = 4;
 
 /** The frames to compare: 1, 8 and 16 where there are as many; a preview's four; else first, middle, last. */
-export function usualFrames(count) {
+function usualFrames(count) {
   if (count >= USUAL.at(-1)) return [...USUAL];
   return count <= FEW ? spread(count, count) : spread(count, 3);
 }
@@ -50,25 +50,44 @@ function build(body, bitmaps) {
   let gain = GAIN.start;
 
   const stageBox = el('div.fl-panels');
-  const film = el('div.fl-film', { role: 'listbox', 'aria-label': say('all_frames'), 'aria-orientation': 'horizontal' });
+  const film = el('div.fl-film', {
+    role: 'listbox',
+    'aria-label': say('all_frames'),
+    'aria-orientation': 'horizontal',
+  });
   const readout = el('p.fl-readout', { 'aria-hidden': 'true' });
   const number = el('output.fl-mono');
   const slider = el('input', { type: 'range', min: 1, max: count, step: 1, 'aria-label': say('frame') });
-  const gainSlider = el('input', { type: 'range', ...{ min: GAIN.min, max: GAIN.max, value: gain }, step: 1, 'aria-label': say('gain') });
+  const gainSlider = el('input', {
+    type: 'range',
+    ...{ min: GAIN.min, max: GAIN.max, value: gain },
+    step: 1,
+    'aria-label': say('gain'),
+  });
   const gainValue = el('output.fl-mono');
   const zoomValue = el('output.fl-mono');
   const view = camera(width, height, () => draw());
 
   const labels = { side: usual.join(' · '), scrub: say('scrub'), difference: say('difference') };
-  const modes = MODES.map((name) => el('button', { type: 'button', 'data-mode': name, onclick: () => setMode(name) }, labels[name]));
+  const modes = MODES.map((name) =>
+    el('button', { type: 'button', 'data-mode': name, onclick: () => setMode(name) }, labels[name]),
+  );
   const gainBox = el('label.fl-control.gain', {}, el('span', {}, say('gain')), gainSlider, gainValue);
-  const tools = el('div.fl-tools', {},
+  const tools = el(
+    'div.fl-tools',
+    {},
     el('div.fl-segments', { role: 'group', 'aria-label': say('inspect') }, ...modes),
     el('label.fl-control', {}, el('span', {}, say('frame')), slider, number),
     gainBox,
-    el('div.fl-control.zoom', { role: 'group', 'aria-label': say('zoom') },
-      tool('minus', say('zoom_out'), () => view.zoomBy(1 / 1.5)), zoomValue, tool('plus', say('zoom_in'), () => view.zoomBy(1.5)),
-      tool('fit', say('zoom_fit'), () => view.fit())));
+    el(
+      'div.fl-control.zoom',
+      { role: 'group', 'aria-label': say('zoom') },
+      tool('minus', say('zoom_out'), () => view.zoomBy(1 / 1.5)),
+      zoomValue,
+      tool('plus', say('zoom_in'), () => view.zoomBy(1.5)),
+      tool('fit', say('zoom_fit'), () => view.fit()),
+    ),
+  );
 
   let panels = [];
 
@@ -76,7 +95,8 @@ function build(body, bitmaps) {
     mode = name;
     for (const button of modes) button.setAttribute('aria-pressed', String(button.dataset.mode === mode));
     gainBox.hidden = mode !== 'difference';
-    const amount = mode === 'scrub' ? 1 : Math.max(1, mode === 'difference' && picks.length === 2 ? 1 : picks.length);
+    const amount =
+      mode === 'scrub' ? 1 : Math.max(1, mode === 'difference' && picks.length === 2 ? 1 : picks.length);
     panels = Array.from({ length: amount }, (_, index) => panel(index));
     stageBox.className = `fl-panels ${mode} of-${amount}`;
     stageBox.style.setProperty('--shape', (width / height).toFixed(4));
@@ -88,7 +108,12 @@ function build(body, bitmaps) {
     const canvas = el('canvas', { role: 'img' });
     const tag = el('figcaption.fl-tag');
     const node = el('figure.fl-panel', {}, canvas, tag);
-    node.addEventListener('pointerdown', () => { if (mode === 'side') { active = index; draw(); } });
+    node.addEventListener('pointerdown', () => {
+      if (mode === 'side') {
+        active = index;
+        draw();
+      }
+    });
     view.attach(canvas, (x, y) => point(index, x, y));
     sizes.observe(canvas);
     return { node, canvas, tag };
@@ -109,7 +134,10 @@ function build(body, bitmaps) {
       const [first, second] = shownIn(index);
       paint(canvas, view, bitmaps[first - 1], second ? bitmaps[second - 1] : null, gain);
       write(tag, second ? `${first} − ${second}` : String(first));
-      canvas.setAttribute('aria-label', second ? say('difference_of', { first, second }) : say('frame_number', { number: first }));
+      canvas.setAttribute(
+        'aria-label',
+        second ? say('difference_of', { first, second }) : say('frame_number', { number: first }),
+      );
       node.classList.toggle('active', mode === 'side' && picks.length > 1 && index === active);
     });
     slider.value = picks[active];
@@ -137,7 +165,10 @@ function build(body, bitmaps) {
   film.hidden = count <= FEW;
   film.append(...bitmaps.map((bitmap, index) => thumbnail(bitmap, index + 1, () => pick(index + 1))));
   slider.addEventListener('input', () => pick(slider.valueAsNumber));
-  gainSlider.addEventListener('input', () => { gain = gainSlider.valueAsNumber; draw(); });
+  gainSlider.addEventListener('input', () => {
+    gain = gainSlider.valueAsNumber;
+    draw();
+  });
   body.onkeydown = (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const inSlider = event.target.matches?.('input[type=range]');
@@ -156,11 +187,21 @@ function build(body, bitmaps) {
     if (!action || action() === false) return;
     event.preventDefault();
   };
-  body.replaceChildren(tools, stageBox, film, el('footer.fl-keys', {}, el('p', {}, say('inspect_keys')), readout));
+  body.replaceChildren(
+    tools,
+    stageBox,
+    film,
+    el('footer.fl-keys', {}, el('p', {}, say('inspect_keys')), readout),
+  );
   setMode('side');
 }
 
-const tool = (name, label, action) => el('button.fl-quiet.round', { type: 'button', title: label, 'aria-label': label, onclick: action }, icon(name));
+const tool = (name, label, action) =>
+  el(
+    'button.fl-quiet.round',
+    { type: 'button', title: label, 'aria-label': label, onclick: action },
+    icon(name),
+  );
 
 /** One frame, or the absolute difference of two times `gain`, through the shared camera. */
 function paint(canvas, view, first, second, gain) {
@@ -185,9 +226,22 @@ function paint(canvas, view, first, second, gain) {
 }
 
 function thumbnail(bitmap, number, action) {
-  const canvas = el('canvas', { width: FILM_WIDTH, height: bitmap ? Math.round((FILM_WIDTH * bitmap.height) / bitmap.width) : 56 });
+  const canvas = el('canvas', {
+    width: FILM_WIDTH,
+    height: bitmap ? Math.round((FILM_WIDTH * bitmap.height) / bitmap.width) : 56,
+  });
   if (bitmap) canvas.getContext('2d').drawImage(bitmap, 0, 0, canvas.width, canvas.height);
-  return el('button.fl-thumb', { type: 'button', role: 'option', tabindex: -1, 'aria-label': say('frame_number', { number }), onclick: action }, canvas);
+  return el(
+    'button.fl-thumb',
+    {
+      type: 'button',
+      role: 'option',
+      tabindex: -1,
+      'aria-label': say('frame_number', { number }),
+      onclick: action,
+    },
+    canvas,
+  );
 }
 
 const probe = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });

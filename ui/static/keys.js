@@ -1,4 +1,5 @@
-// The keyboard: Ctrl+Enter looks, Ctrl+Shift+Enter renders, Esc twice cancels. Also what the buttons do besides Gradio's part.
+// The keyboard, and what the buttons do besides Gradio's part. Ctrl+Enter looks, Ctrl+Shift+Enter renders,
+// Esc twice cancels.
 
 import { notice } from './form.js';
 import { follow, hurry, isRunning, post, store } from './store.js';
@@ -14,13 +15,14 @@ export function keys() {
     const button = event.target.closest?.('#preview, #render, #cancel');
     if (button?.id === 'cancel') cancel();
     else if (button) {
+      store.bringStage = true;
       follow();
       hurry();
     }
   });
 }
 
-/** Gradio writes at the field what is wrong with it; readers hear it and a closed group of settings opens for it. */
+/** Gradio writes at a field what is wrong with it: screen readers hear it, a closed group opens for it. */
 function mistakes() {
   const rail = document.getElementById('rail');
   const dice = document.getElementById('dice');
@@ -31,24 +33,34 @@ function mistakes() {
   let told = false;
   const look = () => {
     for (const field of rail.querySelectorAll('input, textarea')) {
-      const wrong = field.classList.contains('validation-error') || Boolean(field.closest('.block')?.querySelector('div.validation-error'));
+      const wrong =
+        field.classList.contains('validation-error') ||
+        Boolean(field.closest('.block')?.querySelector('div.validation-error'));
       if (wrong) field.setAttribute('aria-invalid', 'true');
       else field.removeAttribute('aria-invalid');
     }
     const first = rail.querySelector('[aria-invalid]');
     if (first && !told) {
-      const closed = [...rail.querySelectorAll('#more > button + div')].find((group) => group.contains(first) && group.style.display === 'none');
+      const closed = [...rail.querySelectorAll('#more > button + div')].find(
+        (group) => group.contains(first) && group.style.display === 'none',
+      );
       closed?.previousElementSibling.click();
-      if (first.getAttribute('role') === 'combobox') first.scrollIntoView({ block: 'nearest' }); // focus would open the list
+      if (first.getAttribute('role') === 'combobox')
+        first.scrollIntoView({ block: 'nearest' }); // focus would open the list
       else first.focus();
     }
     told = Boolean(first);
   };
-  return new MutationObserver(look).observe(rail, { subtree: true, childList: true, attributes: true, attributeFilter: ['class'] });
+  return new MutationObserver(look).observe(rail, {
+    subtree: true,
+    childList: true,
+    attributes: true,
+    attributeFilter: ['class'],
+  });
 }
 
 /** Stop what runs. The server obeys within one transformer block. */
-export async function cancel() {
+async function cancel() {
   const job = store.state?.job;
   if (!job) return;
   try {
@@ -83,4 +95,5 @@ function escape() {
   }
 }
 
-const somethingOpen = () => Boolean(document.querySelector('[role="listbox"], dialog[open]') || document.fullscreenElement);
+const somethingOpen = () =>
+  Boolean(document.querySelector('[role="listbox"], dialog[open]') || document.fullscreenElement);

@@ -12,7 +12,7 @@ import { isRunning, listen } from './store.js';
 const VIEWS = { brand, described, estimate, examples, export: exporting, history, inspector, stage };
 
 function mount() {
-  for (let place; (place = window.firstlookMounts?.shift()); ) {
+  for (let place; (place = window.firstlookMounts?.shift());) {
     VIEWS[place.name]?.(place.element.querySelector('.fl-view'), place);
   }
 }

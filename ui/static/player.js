@@ -11,9 +11,23 @@ const still = matchMedia('(prefers-reduced-motion: reduce)');
 /** A player for `count` frames of `job` at `fps`. `stop()` ends it. */
 export function player({ job, count, fps, clip, bare = false }) {
   const canvas = el('canvas', { role: 'img', 'aria-label': say('loop') });
-  const video = el('video', { controls: true, loop: true, muted: true, playsinline: true, preload: 'none', hidden: true });
+  const video = el('video', {
+    controls: true,
+    loop: true,
+    muted: true,
+    playsinline: true,
+    preload: 'none',
+    hidden: true,
+  });
   const screen = el('div.fl-screen', {}, canvas, video);
-  const position = el('input', { type: 'range', min: 1, max: count, step: 1, value: 1, 'aria-label': say('frame') });
+  const position = el('input', {
+    type: 'range',
+    min: 1,
+    max: count,
+    step: 1,
+    value: 1,
+    'aria-label': say('frame'),
+  });
   const counter = el('output.fl-mono');
   const toggle = el('button.fl-quiet.round', { type: 'button', onclick: () => (playing ? pause() : play()) });
   const source = clip ? sources() : null;
@@ -75,11 +89,23 @@ export function player({ job, count, fps, clip, bare = false }) {
         video.pause();
         play();
       }
-      for (const button of group.children) button.setAttribute('aria-pressed', String((button.dataset.source === 'mp4') === mp4));
+      for (const button of group.children)
+        button.setAttribute('aria-pressed', String((button.dataset.source === 'mp4') === mp4));
     };
-    const group = el('div.fl-segments', { role: 'group', 'aria-label': say('player') },
-      el('button', { type: 'button', 'data-source': 'png', 'aria-pressed': 'true', onclick: () => choose(false) }, 'PNG'),
-      el('button', { type: 'button', 'data-source': 'mp4', 'aria-pressed': 'false', onclick: () => choose(true) }, 'mp4'));
+    const group = el(
+      'div.fl-segments',
+      { role: 'group', 'aria-label': say('player') },
+      el(
+        'button',
+        { type: 'button', 'data-source': 'png', 'aria-pressed': 'true', onclick: () => choose(false) },
+        'PNG',
+      ),
+      el(
+        'button',
+        { type: 'button', 'data-source': 'mp4', 'aria-pressed': 'false', onclick: () => choose(true) },
+        'mp4',
+      ),
+    );
     return group;
   }
 
@@ -90,5 +116,11 @@ export function player({ job, count, fps, clip, bare = false }) {
     draw();
     if (count > 1 && !still.matches) play();
   });
-  return { node, stop: () => { pause(); video.pause(); } };
+  return {
+    node,
+    stop: () => {
+      pause();
+      video.pause();
+    },
+  };
 }

@@ -1,7 +1,7 @@
 // The stage: what happens now, and what came of it. Built once for each job and mode, then only touched.
 
 import { cell, spread } from './cells.js';
-import { el, icon, write } from './dom.js';
+import { el, write } from './dom.js';
 import { welcome } from './welcome.js';
 import { facts, missingFiles, remains } from './facts.js';
 import { player } from './player.js';
@@ -11,13 +11,22 @@ import { duration, has, roughly, say } from './words.js';
 const PREVIEW_FPS = 3;
 const NARROWEST = 1.2;
 const WIDEST = 2.4;
+const NARROW_PX = 900;
 
 export function stage(place) {
   const title = el('h2.fl-title');
   const clock = el('p.fl-clock');
-  const back = el('button.fl-quiet.fl-back', { type: 'button', hidden: true, onclick: follow }, say('watch_running'));
+  const back = el(
+    'button.fl-quiet.fl-back',
+    { type: 'button', hidden: true, onclick: follow },
+    say('watch_running'),
+  );
   const fill = el('i');
-  const bar = el('div.fl-bar', { role: 'progressbar', 'aria-valuemin': 0, 'aria-valuemax': 100, 'aria-label': say('progress') }, fill);
+  const bar = el(
+    'div.fl-bar',
+    { role: 'progressbar', 'aria-valuemin': 0, 'aria-valuemax': 100, 'aria-label': say('progress') },
+    fill,
+  );
   const spoken = el('p.fl-hidden', { role: 'status' });
   const light = el('div.fl-light');
   const head = el('header.fl-status', {}, title, back, clock);
@@ -41,6 +50,7 @@ export function stage(place) {
       light.style.setProperty('--shape', shape(job));
       light.replaceChildren(...live.nodes);
       place.dataset.mode = mode;
+      if (mode === 'running' && store.bringStage) bring(place);
     }
     live.update?.(job);
     head.hidden = mode === 'empty' || mode === 'missing';
@@ -56,6 +66,12 @@ export function stage(place) {
     bar.setAttribute('aria-valuetext', title.textContent);
     write(spoken, spokenOf(job, mode));
   });
+}
+
+/** On a narrow screen the stage lies below the form. */
+function bring(place) {
+  store.bringStage = false;
+  if (innerWidth <= NARROW_PX) place.scrollIntoView({ behavior: 'smooth', block: 'start' });
 }
 
 function modeOf(job) {
@@ -79,7 +95,9 @@ function shape(job) {
 }
 
 function liveCells(job, count) {
-  const cells = spread(job.frames_total, count).map((number) => cell(number, say('frame_number', { number })));
+  const cells = spread(job.frames_total, count).map((number) =>
+    cell(number, say('frame_number', { number })),
+  );
   const update = ({ id, live_count: there, live_revision: revision }) => {
     cells.forEach((one, index) => {
       if (index < there) one.show(url(id, `live/${index}?r=${revision}`));
@@ -103,10 +121,15 @@ function liveRender(job) {
 }
 
 function donePreview(job) {
-  const cells = Array.from({ length: job.frames_written }, (_, i) => cell(i + 1, say('frame_number', { number: i + 1 })));
+  const cells = Array.from({ length: job.frames_written }, (_, i) =>
+    cell(i + 1, say('frame_number', { number: i + 1 })),
+  );
   cells.forEach((one, i) => one.show(url(job.id, `frame/${i + 1}.png`)));
   const loop = player({ job: job.id, count: job.frames_written, fps: PREVIEW_FPS, bare: true });
-  return { nodes: [el('div.fl-sheet', {}, ...cells.map(({ node }) => node)), facts(job, loop.node)], stop: loop.stop };
+  return {
+    nodes: [el('div.fl-sheet', {}, ...cells.map(({ node }) => node)), facts(job, loop.node)],
+    stop: loop.stop,
+  };
 }
 
 function doneRender(job) {
@@ -131,19 +154,23 @@ function titleOf(job, mode) {
   if (job.state === 'queued') return say(job.id === store.state.job?.id ? 'phase_load' : 'state_queued');
   const name = has(`phase_${job.phase}`) ? say(`phase_${job.phase}`) : job.phase;
   const denoises = job.phase === 'denoise' || job.phase === 'preview';
-  if (denoises && job.steps) return `${name} · ${say('step_of', { step: Math.max(1, job.step), steps: job.steps })}`;
-  if (job.phase === 'export' && job.frames_total) return `${name} · ${job.frames_written} / ${job.frames_total}`;
+  if (denoises && job.steps)
+    return `${name} · ${say('step_of', { step: Math.max(1, job.step), steps: job.steps })}`;
+  if (job.phase === 'export' && job.frames_total)
+    return `${name} · ${job.frames_written} / ${job.frames_total}`;
   return name;
 }
 
 function clockOf(job, mode) {
   const elapsed = duration(job.elapsed_seconds ?? 0);
   if (mode === 'done') return say('took', { time: elapsed });
-  if (mode === 'stopped') return job.steps && job.step ? say('after_step', { step: job.step, steps: job.steps }) : '';
+  if (mode === 'stopped')
+    return job.steps && job.step ? say('after_step', { step: job.step, steps: job.steps }) : '';
   const parts = [];
   if (job.blocks) parts.push(say('block_of', { block: job.block, blocks: job.blocks }));
   if (job.state === 'running') parts.push(elapsed);
-  if (job.eta_seconds !== null && job.eta_seconds > 0) parts.push(say('left', { time: roughly(job.eta_seconds) }));
+  if (job.eta_seconds !== null && job.eta_seconds > 0)
+    parts.push(say('left', { time: roughly(job.eta_seconds) }));
   const { waiting } = store.state;
   if (waiting && job.state === 'running') parts.push(say('waiting', { count: waiting }));
   return parts.join(' · ');

@@ -10,7 +10,7 @@ const PATIENCE_MS = 5000;
 const PLAN_PATIENCE_MS = 60000; // the first plan waits for the server to load what it plans with
 const VIEW_KEY = 'firstlook-view';
 
-export const root = (window.gradio_config?.root ?? '').replace(/\/$/, '');
+const root = (window.gradio_config?.root ?? '').replace(/\/$/, '');
 export const url = (job, rest) => `${root}/api/jobs/${encodeURIComponent(job)}/${rest}`;
 
 export const store = {
@@ -23,6 +23,7 @@ export const store = {
   offline: false,
   plan: {}, // what the form as it stands would make
   notice: null, // said for a moment in place of the plan
+  bringStage: false, // something was started in this tab: let the stage be seen
 };
 
 const listeners = new Set();
@@ -76,7 +77,7 @@ export function follow() {
 }
 
 /** Ask again at once. */
-export function poke() {
+function poke() {
   clearTimeout(timer);
   if (asking) againSoon = true;
   else poll();
@@ -131,7 +132,11 @@ async function readJobs() {
 
 async function ask(address, options = {}) {
   try {
-    const answer = await fetch(address, { cache: 'no-store', signal: AbortSignal.timeout(PATIENCE_MS), ...options });
+    const answer = await fetch(address, {
+      cache: 'no-store',
+      signal: AbortSignal.timeout(PATIENCE_MS),
+      ...options,
+    });
     return answer.ok ? await answer.json() : null;
   } catch {
     return null;

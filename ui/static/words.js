@@ -17,7 +17,7 @@ export function duration(seconds) {
   const whole = Math.max(seconds < 1 ? 1 : 0, Math.round(seconds));
   if (whole < 60) return say('seconds', { seconds: whole });
   const minutes = Math.floor(whole / 60);
-  if (minutes < 60) return say('minutes', { minutes, seconds: whole % 60 });
+  if (minutes < 60) return say(whole % 60 ? 'minutes' : 'whole_minutes', { minutes, seconds: whole % 60 });
   return say('hours', { hours: Math.floor(minutes / 60), minutes: minutes % 60 });
 }
 
@@ -27,9 +27,4 @@ export function roughly(seconds) {
   if (seconds < 60) return duration(Math.ceil(seconds / 5) * 5);
   if (seconds < 600) return duration(Math.ceil(seconds / 10) * 10);
   return duration(Math.ceil(seconds / 60) * 60);
-}
-
-export function size(bytes) {
-  if (bytes < 1e6) return `${Math.max(1, Math.round(bytes / 1e3))} kB`;
-  return `${(bytes / 1e6).toFixed(1)} MB`;
 }
