@@ -12,6 +12,7 @@ from pipeline.events import (
     StepDone,
 )
 from pipeline.jobs import Job
+from pipeline.limits import LIMITS
 from pipeline.presets import (
     ExpectedFile,
     Preset,
@@ -21,7 +22,7 @@ from pipeline.presets import (
     load_presets,
     user_presets_folder,
 )
-from pipeline.request import LIMITS, Request, draw_seed
+from pipeline.request import Request, draw_seed
 from pipeline.store import JobInfo
 from pipeline.studio import Preflight, Studio
 from pipeline.version import VERSION

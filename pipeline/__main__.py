@@ -21,8 +21,9 @@ from typing import Any, NoReturn
 from pipeline.errors import FirstlookError, RequestError
 from pipeline.events import JobStatus
 from pipeline.jobs import Job
+from pipeline.limits import LIMITS
 from pipeline.presets import DEFAULT_PRESET, Preset, Presets, find_preset, load_presets
-from pipeline.request import LIMITS, Request
+from pipeline.request import Request
 from pipeline.store import JobFolder
 from pipeline.studio import Studio
 from pipeline.terminal import watch

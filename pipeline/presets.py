@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import FirstlookError, RequestError
-from pipeline.request import check_number
+from pipeline.limits import check_number
 
 if sys.version_info >= (3, 11):
     import tomllib

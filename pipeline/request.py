@@ -7,42 +7,19 @@ digits above 2**53.
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline.canvas import MAX_FRAMES, MAX_SIDE, MIN_SIDE
 from pipeline.errors import RequestError
+from pipeline.limits import LIMITS, check_number, whole
 
 if TYPE_CHECKING:
     from pipeline.presets import Preset
 
 SEED_LIMIT = 2**64
 PROMPT_LIMIT = 4000
-LARGEST_EXACT_FLOAT = 2**53
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Closed range of one number of a request, and the words it is named with."""
-
-    label: str
-    low: float
-    high: float
-
-
-LIMITS = {
-    "width": Limits("The width", MIN_SIDE, MAX_SIDE),
-    "height": Limits("The height", MIN_SIDE, MAX_SIDE),
-    "frames": Limits("The number of frames", 1, MAX_FRAMES),
-    "steps": Limits("The number of steps", 1, 200),
-    "guidance": Limits("Guidance", 0.0, 20.0),
-    "keep": Limits("Keep composition", 0.0, 0.95),
-    "threads": Limits("The number of threads", 0, 256),
-}
-FRACTIONAL = frozenset({"guidance", "keep"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +52,7 @@ class Request:
         Raises `RequestError` with the field's name. `source` must be a job's name: a form never names a path.
         """
         _refuse_unknown(form, form_fields())
-        numbers = {name: _number(name, _filled(form, name, _default(preset, name))) for name in LIMITS}
+        numbers = {name: check_number(name, _filled(form, name, _default(preset, name))) for name in LIMITS}
         if not preset.guidance_offered and numbers["guidance"] != 1:
             raise RequestError("guidance", f"{preset.title} takes no guidance: leave it at 1.")
         return cls(
@@ -111,7 +88,7 @@ class Request:
             stage=_stage(data["stage"]),
             seed=_seed(data["seed"]),
             source=source,
-            **{name: _number(name, data[name]) for name in LIMITS},
+            **{name: check_number(name, data[name]) for name in LIMITS},
         )
 
 
@@ -123,11 +100,6 @@ def draw_seed() -> int:
 def form_fields() -> frozenset[str]:
     """The names a form may carry."""
     return frozenset(f.name for f in fields(Request))
-
-
-def check_number(name: str, value: Any) -> int | float:
-    """`value` as the number `name` of a request, within its limits; raises `RequestError`."""
-    return _number(name, value)
 
 
 def _refuse_unknown(form: Mapping[str, Any], known: frozenset[str]) -> None:
@@ -183,54 +155,10 @@ def _source(value: Any) -> str | None:
 def _seed(value: Any) -> int:
     if value is None or (isinstance(value, str) and value.strip() in ("", "-1")):
         return draw_seed()
-    seed = _whole(value)
+    seed = whole(value)
     if seed == -1:
         return draw_seed()
     if seed is None or not 0 <= seed < SEED_LIMIT:
         text = "The seed is a whole number from 0 to 18446744073709551615 (64 bits), or empty to draw one."
         raise RequestError("seed", text)
     return seed
-
-
-def _number(name: str, value: Any) -> int | float:
-    limits = LIMITS[name]
-    number = _real(value) if name in FRACTIONAL else _whole(value)
-    if number is None or not limits.low <= number <= limits.high:
-        kind = "a number" if name in FRACTIONAL else "a whole number"
-        text = f"{limits.label} is {kind} from {limits.low:g} to {limits.high:g}, not {_short(value)}."
-        raise RequestError(name, text)
-    return number
-
-
-def _whole(value: Any) -> int | None:
-    """The integer that `value` spells, or None; a float counts while it is exact."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return value
-    if isinstance(value, float):
-        return int(value) if value.is_integer() and abs(value) <= LARGEST_EXACT_FLOAT else None
-    if not isinstance(value, str):
-        return None
-    text = value.strip()
-    digits = text.removeprefix("-")
-    if digits.isascii() and digits.isdigit() and len(digits) <= 40:
-        return int(text)
-    number = _real(text) if len(text) <= 40 else None
-    return _whole(number) if number is not None else None
-
-
-def _real(value: Any) -> float | None:
-    """The finite float that `value` spells, or None."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 30 else text[:27] + "..."
