@@ -52,7 +52,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Serve Firstlook's page on this machine.")
     parser.add_argument("--port", type=port, default=7860, help="port on 127.0.0.1 (default: %(default)s)")
     parser.add_argument(
-        "--outputs", type=Path, default=Path("outputs"), help="folder for everything that is made"
+        "--outputs",
+        type=Path,
+        default=Path(os.environ.get("FIRSTLOOK_OUTPUTS") or "outputs"),
+        help="folder for everything that is made",
     )
     parser.add_argument("--threads", type=int, default=0, help="threads of the engine (default: choose)")
     parser.add_argument("--presets", type=Path, default=None, help="folder with your own preset files (TOML)")
