@@ -71,7 +71,6 @@ def test_keys_preview_and_render_but_not_while_composing(page: Page, server: Ser
     page.get_by_role("option", name="Quick").click()
     page.locator("#prompt textarea").fill("a cat runs to the left in the park")
     known = len(server.jobs())
-    page.get_by_role("tab", name="History").click()
     page.evaluate(
         "document.querySelector('#prompt textarea').dispatchEvent(new KeyboardEvent('keydown',"
         "{ key: 'Enter', ctrlKey: true, isComposing: true, bubbles: true, cancelable: true }))"
@@ -79,6 +78,7 @@ def test_keys_preview_and_render_but_not_while_composing(page: Page, server: Ser
     page.locator("#prompt textarea").press("Control+Enter")
     page.locator(".fl-light.running.preview").wait_for()
     page.locator("#prompt textarea").press("Control+Shift+Enter")
+    page.get_by_role("tab", name="History").click()
     expect(page.locator("#history .fl-card")).to_have_count(known + 2)
     assert [job["stage"] for job in server.jobs()[:2]] == ["render", "preview"]
 

@@ -8,6 +8,7 @@ const HIDDEN_MS = 3000;
 const HURRY_MS = 4000;
 const PATIENCE_MS = 5000;
 const PLAN_PATIENCE_MS = 60000; // the first plan waits for the server to load what it plans with
+const FAILURES = 2; // a busy server may be late once
 const VIEW_KEY = 'firstlook-view';
 
 const root = (window.gradio_config?.root ?? '').replace(/\/$/, '');
@@ -32,6 +33,7 @@ let timer = 0;
 let asking = false;
 let againSoon = false;
 let hurriedUntil = 0;
+let failures = 0;
 let lastServer = null;
 let lastRevision = null;
 let lastKey = '';
@@ -146,8 +148,9 @@ async function ask(address, options = {}) {
 async function poll() {
   asking = true;
   const state = await ask(`${root}/api/state`);
+  failures = state ? 0 : failures + 1;
   if (state) await accept(state);
-  else store.offline = true;
+  store.offline = failures >= FAILURES;
   tell();
   asking = false;
   timer = setTimeout(poll, againSoon ? 0 : pace());
@@ -163,7 +166,6 @@ function pace() {
 async function accept(state) {
   const first = store.state === null;
   const restarted = lastServer !== null && lastServer !== state.server;
-  store.offline = false;
   store.state = state;
   lastServer = state.server;
   if (first || restarted || state.revision !== lastRevision) {
