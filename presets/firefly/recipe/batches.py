@@ -17,7 +17,7 @@ LATENT_FRAMES = 7
 CAPTIONS_PER_COMBINATION = 160
 UNCONDITIONAL = " "
 KEPT_EVERY = 2  # latents of enlarged previews exist for every second scene
-KEPT_SHARE = 0.4
+KEPT_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,15 @@ def batch_rotary(
 class BatchMaker:
     """Draws training batches."""
 
-    def __init__(self, work: Path, tokenizer, freq_dim: int, theta: float, seed: int) -> None:
+    def __init__(
+        self, work: Path, tokenizer, freq_dim: int, theta: float, seed: int, final_places: bool = False
+    ) -> None:
         self.scenes = world.training_scenes()
+        self.allowed = [
+            index
+            for index, scene in enumerate(self.scenes)
+            if not final_places or scene.place == world.FINAL_PLACE[scene.motion]
+        ]
         self.pool = CaptionPool(tokenizer, self.scenes, seed=7)
         self.stores: dict[int, LatentStore] = {}
         self.work = work
@@ -143,11 +150,11 @@ class BatchMaker:
         """One batch of the given kind; an unconditional one has the one-token empty prompt."""
         rng = self.rng
         from_kept = self.store(kind.scale).has_kept() and rng.random() < KEPT_SHARE
-        every = KEPT_EVERY if from_kept else 1
+        allowed = [i for i in self.allowed if i % KEPT_EVERY == 0] if from_kept else self.allowed
         length = len(self.pool.empty) if unconditional else self.pool.draw_length(rng)
         ids, indices = [], []
         while len(ids) < kind.samples:
-            index = rng.randrange(0, len(self.scenes), every)
+            index = rng.choice(allowed)
             scene = self.scenes[index]
             tokens = self.pool.empty
             if not unconditional:

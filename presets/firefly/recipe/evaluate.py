@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -116,85 +115,108 @@ def foreground_correlation(full: np.ndarray, preview: np.ndarray, setting: str) 
     return float(np.corrcoef(*parts)[0, 1])
 
 
-def compare_keep(
-    renderer: Renderer, chosen: list[Prompt], keeps: list[float], net: score.SubjectNet
-) -> tuple[list[str], dict[str, np.ndarray]]:
-    """Markdown rows for each keep level (0: from noise, same seed), and the clips by "text keep"."""
-    lines = [
-        "| keep | correlation | without background | subject | setting | motion |",
-        "|---|---|---|---|---|---|",
-    ]
-    clips: dict[str, np.ndarray] = {}
-    previews = {p.text: renderer.preview(p.text, seed=1) for p in chosen}
-    for keep in keeps:
-        plain, bare, results = [], [], []
-        for prompt in chosen:
-            frames = renderer.kept(prompt.text, seed=1, keep=keep)
-            clips[f"{prompt.text} (keep {keep:g})"] = frames
-            plain.append(correlation(frames, previews[prompt.text]))
-            bare.append(foreground_correlation(frames, previews[prompt.text], prompt.setting))
-            reading = score.read_clip(frames, prompt.setting, net)
-            results.append(Result(prompt, 1, 2, reading, likeness(frames, prompt)))
-        name = f"{keep:g}" if keep else "none, same seed"
-        numbers = f"{np.mean(plain):.3f} | {np.mean(bare):.3f}"
-        lines.append(f"| {name} | {numbers} | " + " | ".join(share(results, part) for part in PARTS))
-        lines[-1] += f" | {np.mean([r.likeness for r in results]):.1f} dB |"
-        LOG.info(lines[-1])
-    return lines, clips
+@dataclass(frozen=True)
+class Kept:
+    """One full-size render, and how much of the preview is in it."""
+
+    result: Result
+    keep: float
+    correlation: float
+    bare_correlation: float
+    frames: np.ndarray
 
 
-def write_sheets(
-    results: list[Result], clips: dict, keep: Callable[[Result], bool], folder: Path, name: str
-) -> None:
+def render_kept(renderer: Renderer, prompt: Prompt, keep: float, net: score.SubjectNet) -> Kept:
+    """Render from the preview of the same seed at one keep level; 0 starts from noise."""
+    preview, frames = renderer.preview(prompt.text, 1), renderer.kept(prompt.text, 1, keep)
+    result = Result(prompt, 1, 2, score.read_clip(frames, prompt.setting, net), likeness(frames, prompt))
+    bare = foreground_correlation(frames, preview, prompt.setting)
+    LOG.info("keep %g, %s: %s, %.1f dB", keep, prompt.text, result.reading, result.likeness)
+    return Kept(result, keep, correlation(frames, preview), bare, frames)
+
+
+def keep_table(renders: list[Kept]) -> list[str]:
+    """Markdown rows for each keep level."""
+    lines = ["| keep | clips | correlation | without background | subject | setting | motion | PSNR |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for keep in sorted({r.keep for r in renders}, reverse=True):
+        group = [r for r in renders if r.keep == keep]
+        results = [r.result for r in group]
+        cells = [f"{keep:g}" if keep else "0: from noise, same seed", str(len(group))]
+        cells += [f"{np.mean([r.correlation for r in group]):.3f}"]
+        cells += [f"{np.mean([r.bare_correlation for r in group]):.3f}"]
+        cells += [share(results, part) for part in PARTS]
+        cells += [f"{np.mean([r.likeness for r in results]):.1f} dB"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def write_sheets(rows: list[tuple[str, np.ndarray]], folder: Path, name: str) -> None:
     """Sheets of at most 18 rows."""
-    rows = [(label(r.prompt, r.reading), clips[r.prompt.text, r.seed]) for r in results if keep(r)]
+    folder.mkdir(parents=True, exist_ok=True)
     for index in range(0, len(rows), 18):
-        folder.mkdir(parents=True, exist_ok=True)
         contact_sheet(rows[index : index + 18], folder / f"{name}-{index // 18 + 1}.jpg")
 
 
-def main() -> None:
+def evaluate_full(
+    renderer: Renderer, chosen: list[Prompt], keeps: list[float], net: score.SubjectNet, sheets: Path
+) -> list[str]:
+    """The keep table over some prompts, and a sheet of each preview with its renders."""
+    renders: list[Kept] = []
+    for keep in keeps:
+        renders += [render_kept(renderer, prompt, keep, net) for prompt in chosen]
+        LOG.info("so far:\n%s", "\n".join(keep_table(renders)))
+    rows = []
+    for prompt in chosen[: 18 // (1 + len(keeps))]:
+        rows.append((f"{prompt.text} (preview)", renderer.preview(prompt.text, 1)))
+        own = [r for r in renders if r.result.prompt == prompt]
+        rows += [(f"{label(prompt, r.result.reading)} (keep {r.keep:g})", r.frames) for r in own]
+    write_sheets(rows, sheets, "full")
+    return keep_table(renders)
+
+
+def every(count: int) -> list[Prompt]:
+    """So many of the prompts, evenly spread."""
+    return [prompts.ALL[int(i * len(prompts.ALL) / count)] for i in range(min(count, len(prompts.ALL)))]
+
+
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Evaluate Firefly.")
     parser.add_argument("work", type=Path)
     parser.add_argument("--sheets", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--prompts", type=int, default=len(prompts.ALL), help="of all, evenly spread")
     parser.add_argument(
-        "--prompts", type=int, default=len(prompts.ALL), help="use only every n-th to get this many"
+        "--full", type=int, default=0, help="prompts to render at full size, with every --keep"
     )
-    parser.add_argument("--full", type=int, default=0, help="prompts at full size from noise, and for keep")
     parser.add_argument("--keep", type=float, action="append", default=[])
     parser.add_argument("--torch", action="store_true")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--guidance", type=float, default=1.5)
     parser.add_argument("--shift", type=float, default=3.0, help="with --torch only")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_arguments()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     torch.set_num_threads(1)
     net = score.load_net(args.work)
     kind = TorchRenderer if args.torch else PipelineRenderer
-    renderer = kind(args.work, args.steps, args.guidance, args.shift)
-    step = len(prompts.ALL) / min(args.prompts, len(prompts.ALL))
-    chosen = [prompts.ALL[int(i * step)] for i in range(min(args.prompts, len(prompts.ALL)))]
-    lines: list[str] = []
-    with renderer:
-        results, clips = evaluate(renderer, chosen, list(range(1, args.seeds + 1)), 1, net)
-        write_sheets(results, clips, lambda r: r.seed == 1, args.sheets, "preview")
-        lines += table(results)
+    with kind(args.work, args.steps, args.guidance, args.shift) as renderer:
+        results, clips = evaluate(renderer, every(args.prompts), list(range(1, args.seeds + 1)), 1, net)
+        lines = table(results)
+        print("\n".join(lines), flush=True)
+        first = [r for r in results if r.seed == 1]
+        write_sheets(
+            [(label(r.prompt, r.reading), clips[r.prompt.text, 1]) for r in first], args.sheets, "preview"
+        )
         if args.full:
-            some = [prompts.ALL[int(i * len(prompts.ALL) / args.full)] for i in range(args.full)]
-            full_results, full_clips = evaluate(renderer, some, [1], 2, net)
-            write_sheets(full_results, full_clips, lambda r: True, args.sheets, "full")
-            lines = table(results + full_results)
-            results += full_results
-            if args.keep:
-                rows, kept = compare_keep(renderer, some, args.keep, net)
-                lines += ["", *rows]
-                for start in range(0, len(kept), 18):
-                    part = list(kept.items())[start : start + 18]
-                    contact_sheet(part, args.sheets / f"keep-{start // 18 + 1}.jpg")
-    print("\n".join(lines))
+            rows = evaluate_full(renderer, every(args.full), args.keep or [0.5, 0.0], net, args.sheets)
+            print("\n".join(rows), flush=True)
+            lines += ["", *rows]
     stored = [
-        asdict(r.prompt) | {"seed": r.seed, "scale": r.scale, "read": asdict(r.reading)} for r in results
+        asdict(r.prompt) | {"seed": r.seed, "read": asdict(r.reading), "psnr": r.likeness} for r in results
     ]
     (args.work / "evaluation.json").write_text(json.dumps({"table": lines, "clips": stored}, indent=1))
 

@@ -43,7 +43,7 @@ def gate(
     chosen: list[int] = []
     ids: dict[str, list[list[int]]] = {"right": [], "noun": [], "motion": [], "setting": []}
     while len(chosen) < clips:
-        index = rng.randrange(len(maker.scenes))
+        index = rng.choice(maker.allowed)
         drawn = {
             name: maker.pool.draw(key, length, rng)
             for name, key in wrong_keys(maker.scenes[index], rng).items()

@@ -4,6 +4,7 @@ sampler.
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Protocol
@@ -79,7 +80,7 @@ class PipelineRenderer:
         import pipeline
 
         self.pipeline = pipeline
-        self.folder = work / "renders"
+        self.folder = work / f"renders-{os.getpid()}"
         self.numbers = {"steps": steps, "guidance": guidance}
 
     def __enter__(self) -> PipelineRenderer:
@@ -93,6 +94,7 @@ class PipelineRenderer:
 
     def __exit__(self, *exception: object) -> None:
         self.studio.__exit__(*exception)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def submit(self, **form: object):
         """Run one job to its end."""

@@ -15,7 +15,7 @@ import math
 import os
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -71,7 +71,7 @@ class Options:
     gate_every: float = 240.0
     save_every: float = 60.0
     ema_decay: float = 0.998
-    extra: dict[str, str] = field(default_factory=dict)
+    final_places: bool = False
 
 
 def build_denoiser() -> MiniMaxH3Transformer3DModel:
@@ -137,7 +137,9 @@ class Trainer:
         self.adam = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), weight_decay=0.0)
         config = self.denoiser.config
         seed = 1000 * self.step + team.rank
-        self.maker = BatchMaker(options.work, tokenizer, config.rope_freq_dim, config.rope_theta, seed=seed)
+        self.maker = BatchMaker(
+            options.work, tokenizer, config.rope_freq_dim, config.rope_theta, seed, options.final_places
+        )
         self.shared_rng = random.Random(self.step)
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -277,6 +279,7 @@ def parse_options() -> Options:
     parser.add_argument("--rate", type=float, default=1.0, help="factor on all learning rates")
     parser.add_argument("--final-rate", type=float, default=0.02)
     parser.add_argument("--ema", type=float, default=0.998)
+    parser.add_argument("--final-places", action="store_true", help="only scenes at their final place")
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
     options = Options(
@@ -287,6 +290,7 @@ def parse_options() -> Options:
         decay_from=args.decay_from,
         final_rate=args.final_rate,
         ema_decay=args.ema,
+        final_places=args.final_places,
         processes=args.processes,
     )
     options.muon_rate *= args.rate

@@ -143,13 +143,18 @@ def decode(decoder: nn.Module, latents: Tensor, compute: torch.dtype) -> Tensor:
 class SampleMaker:
     """Draws decoder samples from the training scenes."""
 
-    def __init__(self, work: Path, seed: int) -> None:
+    def __init__(self, work: Path, seed: int, final_places: bool = False) -> None:
         self.scenes = world.training_scenes()
+        self.allowed = [
+            index
+            for index, scene in enumerate(self.scenes)
+            if not final_places or scene.place == world.FINAL_PLACE[scene.motion]
+        ]
         self.latents = {scale: np.load(work / f"latents_{scale}.npy", mmap_mode="r") for scale in (1, 2)}
         self.rng = random.Random(seed)
 
     def draw(self, scale: int) -> Sample:
-        index = self.rng.randrange(len(self.scenes))
+        index = self.rng.choice(self.allowed)
         scene = self.scenes[index]
         latents = self.latents[scale][index].astype(np.float32)
         frames = vae.normalise_pixels(world.render_clip(scene, scale))
@@ -242,10 +247,10 @@ def save_decoder(work: Path, state: dict[str, Tensor]) -> None:
     part.replace(work / "decoder.pt")
 
 
-def train(work: Path, minutes: float, resume: bool, seed: int) -> None:
+def train(work: Path, minutes: float, resume: bool, seed: int, final_places: bool) -> None:
     """Train for so many minutes with a linear decay over the last half; keeps an average of the weights."""
     model = load_vae(work) if resume else new_vae(work)
-    maker, judge = SampleMaker(work, seed), SampleMaker(work, 0)
+    maker, judge = SampleMaker(work, seed, final_places), SampleMaker(work, 0, final_places)
     decoder = model.decoder
     blocks = [p for n, p in decoder.named_parameters() if "transformer_blocks" in n and p.ndim == 2]
     ends = [decoder.proj_in.weight, decoder.proj_in.bias, decoder.proj_out.weight, decoder.proj_out.bias]
@@ -305,11 +310,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--final-places", action="store_true", help="only scenes at their final place")
     args = parser.parse_args()
     handlers = [logging.StreamHandler(), logging.FileHandler(args.work / "train_vae.log")]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", handlers=handlers)
     torch.set_num_threads(1)
-    train(args.work, args.minutes, args.resume, args.seed)
+    train(args.work, args.minutes, args.resume, args.seed, args.final_places)
 
 
 if __name__ == "__main__":

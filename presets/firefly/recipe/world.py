@@ -35,6 +35,8 @@ HELD_OUT_MOTIONS = frozenset({("car", "up"), ("boat", "jump"), ("penguin", "down
 
 FACES_LEFT = frozenset({"cat", "penguin", "car", "fish"})
 PLACES = 3
+# The one start place of the last training stage: left to choose among three, the model showed two at once.
+FINAL_PLACE = {"right": 0, "left": 0, "up": 1, "down": 1, "jump": 1, "still": 1}
 
 RGB = tuple[int, int, int]
 
