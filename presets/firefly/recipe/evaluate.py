@@ -78,11 +78,9 @@ def share(results: list[Result], part: str) -> str:
 
 
 def table(results: list[Result]) -> list[str]:
-    """Markdown rows: size, group, clips, subject, setting, motion, all three, stray pixels."""
-    lines = [
-        "| size | prompts | subject | setting | motion | all three | stray |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    """Markdown rows: size, group, shares read right, stray pixels, PSNR against the true clip."""
+    lines = ["| size | prompts | subject | setting | motion | all three | stray | PSNR |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
     for scale in sorted({r.scale for r in results}):
         for name, held_out in (("trained", False), ("never trained", True)):
             group = [r for r in results if r.scale == scale and r.prompt.held_out == held_out]

@@ -19,13 +19,17 @@ from recipe.sampler import Settings
 
 LOG = logging.getLogger("study")
 CANDIDATES = (
-    Settings(steps=12, guidance=1.5, shift=3.0),
-    Settings(steps=12, guidance=1.5, shift=8.0),
-    Settings(steps=12, guidance=1.5, shift=1.0),
     Settings(steps=12, guidance=1.0, shift=3.0),
-    Settings(steps=12, guidance=2.5, shift=3.0),
+    Settings(steps=8, guidance=1.0, shift=3.0),
+    Settings(steps=6, guidance=1.0, shift=3.0),
+    Settings(steps=4, guidance=1.0, shift=3.0),
+    Settings(steps=8, guidance=1.25, shift=3.0),
     Settings(steps=8, guidance=1.5, shift=3.0),
+    Settings(steps=12, guidance=1.5, shift=3.0),
     Settings(steps=20, guidance=1.5, shift=3.0),
+    Settings(steps=12, guidance=1.5, shift=1.0),
+    Settings(steps=12, guidance=1.5, shift=8.0),
+    Settings(steps=12, guidance=2.5, shift=3.0),
 )
 
 
