@@ -35,7 +35,10 @@ static size_t available_processors(void);
 
 /* ---- quants.c: the block formats ------------------------------------------------------------------------ */
 
-enum format_index { FORMAT_F32, FORMAT_F16, FORMAT_BF16, FORMAT_Q8_0, FORMAT_Q4_0, FORMAT_Q6_K, FORMAT_COUNT };
+enum format_index {
+    FORMAT_F32, FORMAT_F16, FORMAT_BF16, FORMAT_Q8_0, FORMAT_Q4_0, FORMAT_Q4_1, FORMAT_Q5_0, FORMAT_Q5_1,
+    FORMAT_Q2_K, FORMAT_Q3_K, FORMAT_Q4_K, FORMAT_Q5_K, FORMAT_Q6_K, FORMAT_COUNT
+};
 
 /* `count` values, a multiple of the format's block, as float32. `source` need not be aligned. */
 typedef void (*UnpackFunction)(const uint8_t *source, size_t count, float *target);

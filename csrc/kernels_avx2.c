@@ -45,6 +45,37 @@ AVX2_INLINE void store_scaled_16(__m128i bytes, __m256 scale, float *target) {
     store_scaled(_mm_srli_si128(bytes, 8), scale, target + 8);
 }
 
+AVX2_INLINE __m256i load_u8_32(const uint8_t *bytes) {
+    return _mm256_loadu_si256((const __m256i *)(const void *)bytes);
+}
+
+/* The low nibbles of 16 bytes, then their high ones. */
+AVX2_INLINE __m256i load_nibbles(const uint8_t *bytes) {
+    const __m128i both = _mm_loadu_si128((const __m128i *)(const void *)bytes);
+    return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(both, 4), both), _mm256_set1_epi8(15));
+}
+
+/* Bit j of the 32 as 16 in byte j. */
+AVX2_INLINE __m256i load_fifth_bits(const uint8_t *bytes) {
+    const __m256i byte_of = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i bit_of = _mm256_set1_epi64x((long long)0x8040201008040201u);
+    const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32((int)read_u32(bytes)), byte_of);
+    return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(spread, bit_of), bit_of), _mm256_set1_epi8(16));
+}
+
+/* Sixteen signed bytes times scale, plus shift. */
+AVX2_INLINE void store_shifted_16(__m128i bytes, float scale, float shift, float *target) {
+    for (size_t half = 0; half < 2; half++, bytes = _mm_srli_si128(bytes, 8)) {
+        const __m256 product = _mm256_mul_ps(_mm256_set1_ps(scale), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
+        _mm256_storeu_ps(target + 8 * half, _mm256_add_ps(product, _mm256_set1_ps(shift)));
+    }
+}
+
+AVX2_INLINE void store_shifted_32(__m256i bytes, float scale, float shift, float *target) {
+    store_shifted_16(_mm256_castsi256_si128(bytes), scale, shift, target);
+    store_shifted_16(_mm256_extracti128_si256(bytes, 1), scale, shift, target + 16);
+}
+
 AVX2 static void avx2_unpack_q8_0(const uint8_t *source, size_t count, float *target) {
     for (size_t i = 0; i < count; i += 32, source += 34, target += 32) {
         const __m256 scale = _mm256_set1_ps(avx2_half(source));
@@ -61,6 +92,95 @@ AVX2 static void avx2_unpack_q4_0(const uint8_t *source, size_t count, float *ta
         const __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), low);
         store_scaled_16(_mm_sub_epi8(_mm_and_si128(bytes, low), offset), scale, target);
         store_scaled_16(_mm_sub_epi8(high, offset), scale, target + 16);
+    }
+}
+
+AVX2 static void avx2_unpack_q4_1(const uint8_t *source, size_t count, float *target) {
+    for (size_t i = 0; i < count; i += 32, source += 20, target += 32)
+        store_shifted_32(load_nibbles(source + 4), avx2_half(source), avx2_half(source + 2), target);
+}
+
+AVX2 static void avx2_unpack_q5_0(const uint8_t *source, size_t count, float *target) {
+    for (size_t i = 0; i < count; i += 32, source += 22, target += 32) {
+        const __m256 scale = _mm256_set1_ps(avx2_half(source));
+        const __m256i levels = _mm256_or_si256(load_nibbles(source + 6), load_fifth_bits(source + 2));
+        const __m256i values = _mm256_sub_epi8(levels, _mm256_set1_epi8(16));
+        store_scaled_16(_mm256_castsi256_si128(values), scale, target);
+        store_scaled_16(_mm256_extracti128_si256(values, 1), scale, target + 16);
+    }
+}
+
+AVX2 static void avx2_unpack_q5_1(const uint8_t *source, size_t count, float *target) {
+    for (size_t i = 0; i < count; i += 32, source += 24, target += 32) {
+        const __m256i levels = _mm256_or_si256(load_nibbles(source + 8), load_fifth_bits(source + 4));
+        store_shifted_32(levels, avx2_half(source), avx2_half(source + 2), target);
+    }
+}
+
+AVX2 static void avx2_unpack_q2_k(const uint8_t *source, size_t count, float *target) {
+    for (size_t i = 0; i < count; i += 256, source += 84) {
+        const float scale = avx2_half(source + 80), least = avx2_half(source + 82);
+        for (size_t run = 0; run < 8; run++, target += 32) {
+            const __m128i shift = _mm_cvtsi32_si128((int)(run % 4 * 2));
+            const __m256i pairs = _mm256_srl_epi16(load_u8_32(source + 16 + run / 4 * 32), shift);
+            const __m256i levels = _mm256_and_si256(pairs, _mm256_set1_epi8(3));
+            const uint8_t a = source[2 * run], b = source[2 * run + 1];
+            store_shifted_16(_mm256_castsi256_si128(levels), scale * (float)(a & 15), -(least * (float)(a >> 4)), target);
+            store_shifted_16(_mm256_extracti128_si256(levels, 1), scale * (float)(b & 15), -(least * (float)(b >> 4)),
+                             target + 16);
+        }
+    }
+}
+
+AVX2 static void avx2_unpack_q3_k(const uint8_t *source, size_t count, float *target) {
+    for (size_t i = 0; i < count; i += 256, source += 110) {
+        const float scale = avx2_half(source + 108);
+        const __m256i high = load_u8_32(source), four = _mm256_set1_epi8(4);
+        for (size_t run = 0; run < 8; run++, target += 32) {
+            const __m256i pairs =
+                _mm256_srl_epi16(load_u8_32(source + 32 + run / 4 * 32), _mm_cvtsi32_si128((int)(run % 4 * 2)));
+            const __m256i bit = _mm256_set1_epi8((char)(1u << run));
+            const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(high, bit), bit);
+            const __m256i values = _mm256_sub_epi8(_mm256_and_si256(pairs, _mm256_set1_epi8(3)),
+                                                   _mm256_andnot_si256(set, four));
+            store_scaled_16(_mm256_castsi256_si128(values),
+                            _mm256_set1_ps(scale * q3_scale(source + 96, 2 * run)), target);
+            store_scaled_16(_mm256_extracti128_si256(values, 1),
+                            _mm256_set1_ps(scale * q3_scale(source + 96, 2 * run + 1)), target + 16);
+        }
+    }
+}
+
+/* Group `group` of Q4_K and Q5_K: levels times their scale less their minimum. */
+AVX2_INLINE void store_k_group(__m256i levels, const uint8_t *source, size_t group, float *target) {
+    float scale, minimum;
+    read_scale_and_minimum(source + 4, group, &scale, &minimum);
+    store_shifted_32(levels, avx2_half(source) * scale, -(avx2_half(source + 2) * minimum), target);
+}
+
+AVX2 static void avx2_unpack_q4_k(const uint8_t *source, size_t count, float *target) {
+    const __m256i low = _mm256_set1_epi8(15);
+    for (size_t i = 0; i < count; i += 256, source += 144) {
+        for (size_t group = 0; group < 8; group += 2, target += 64) {
+            const __m256i nibbles = load_u8_32(source + 16 + group * 16);
+            store_k_group(_mm256_and_si256(nibbles, low), source, group, target);
+            store_k_group(_mm256_and_si256(_mm256_srli_epi16(nibbles, 4), low), source, group + 1, target + 32);
+        }
+    }
+}
+
+AVX2 static void avx2_unpack_q5_k(const uint8_t *source, size_t count, float *target) {
+    const __m256i low = _mm256_set1_epi8(15), sixteen = _mm256_set1_epi8(16);
+    for (size_t i = 0; i < count; i += 256, source += 176) {
+        const __m256i high = load_u8_32(source + 16);
+        for (size_t group = 0; group < 8; group++, target += 32) {
+            const __m128i shift = _mm_cvtsi32_si128((int)(group % 2 * 4));
+            const __m256i nibbles = _mm256_srl_epi16(load_u8_32(source + 48 + group / 2 * 32), shift);
+            const __m256i bit = _mm256_set1_epi8((char)(1u << group));
+            const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(high, bit), bit);
+            store_k_group(_mm256_or_si256(_mm256_and_si256(nibbles, low), _mm256_and_si256(set, sixteen)), source,
+                          group, target);
+        }
     }
 }
 
@@ -236,7 +356,8 @@ static const Kernels *avx2_kernels(void) {
     static const Kernels set = {
         .name = "avx2",
         .unpack = {unpack_f32, avx2_unpack_f16, avx2_unpack_bf16, avx2_unpack_q8_0, avx2_unpack_q4_0,
-                   avx2_unpack_q6_k},
+                   avx2_unpack_q4_1, avx2_unpack_q5_0, avx2_unpack_q5_1, avx2_unpack_q2_k, avx2_unpack_q3_k,
+                   avx2_unpack_q4_k, avx2_unpack_q5_k, avx2_unpack_q6_k},
         .interleave = avx2_interleave,
         .multiply = multiply_tokens,
         .softmax = avx2_softmax,

@@ -192,7 +192,8 @@ static void neon_silu_multiply(const float *gate, const float *value, size_t cou
 static const Kernels *neon_kernels(void) {
     static const Kernels set = {
         .name = "neon",
-        .unpack = {unpack_f32, neon_unpack_f16, neon_unpack_bf16, neon_unpack_q8_0, neon_unpack_q4_0,
+        .unpack = {unpack_f32, neon_unpack_f16, neon_unpack_bf16, neon_unpack_q8_0, neon_unpack_q4_0, unpack_q4_1,
+                   unpack_q5_0, unpack_q5_1, unpack_q2_k, unpack_q3_k, unpack_q4_k, unpack_q5_k,
                    neon_unpack_q6_k},
         .interleave = neon_interleave,
         .multiply = multiply_tokens,

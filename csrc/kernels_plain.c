@@ -45,7 +45,8 @@ static void plain_silu_multiply(const float *gate, const float *value, size_t co
 static const Kernels *plain_kernels(void) {
     static const Kernels set = {
         .name = "plain",
-        .unpack = {unpack_f32, unpack_f16, unpack_bf16, unpack_q8_0, unpack_q4_0, unpack_q6_k},
+        .unpack = {unpack_f32, unpack_f16, unpack_bf16, unpack_q8_0, unpack_q4_0, unpack_q4_1, unpack_q5_0,
+                   unpack_q5_1, unpack_q2_k, unpack_q3_k, unpack_q4_k, unpack_q5_k, unpack_q6_k},
         .interleave = plain_interleave,
         .multiply = plain_multiply,
         .softmax = plain_softmax,

@@ -57,6 +57,150 @@ static void unpack_q4_0(const uint8_t *source, size_t count, float *target) {
     }
 }
 
+/* As Q4_0 without the offset, but with a half minimum after the scale. */
+static void unpack_q4_1(const uint8_t *source, size_t count, float *target) {
+    for (size_t i = 0; i < count; i += 32, source += 20, target += 32) {
+        const float scale = float_of_half(read_u16(source)), minimum = float_of_half(read_u16(source + 2));
+        for (size_t j = 0; j < 16; j++) {
+            /* Products in statements of their own, here and below: no compiler may fuse them with the sum. */
+            const float low = scale * (float)(source[4 + j] & 15), high = scale * (float)(source[4 + j] >> 4);
+            target[j] = low + minimum;
+            target[16 + j] = high + minimum;
+        }
+    }
+}
+
+static uint32_t read_u32(const uint8_t *bytes) {
+    return read_u16(bytes) | (uint32_t)read_u16(bytes + 2) << 16;
+}
+
+/* Level j of 32 in five bits: nibbles as in Q4_0, and bit j of `high`. */
+static inline int five_bits(const uint8_t *nibbles, uint32_t high, size_t j) {
+    return (nibbles[j % 16] >> j / 16 * 4 & 15) | (int)(high >> j & 1) << 4;
+}
+
+/* Block of 32: half scale, 32 fifth bits, nibbles as in Q4_0, offset 16. */
+static void unpack_q5_0(const uint8_t *source, size_t count, float *target) {
+    for (size_t i = 0; i < count; i += 32, source += 22, target += 32) {
+        const float scale = float_of_half(read_u16(source));
+        const uint32_t high = read_u32(source + 2);
+        for (size_t j = 0; j < 32; j++) target[j] = scale * (float)(five_bits(source + 6, high, j) - 16);
+    }
+}
+
+/* As Q5_0 without the offset, but with a half minimum after the scale. */
+static void unpack_q5_1(const uint8_t *source, size_t count, float *target) {
+    for (size_t i = 0; i < count; i += 32, source += 24, target += 32) {
+        const float scale = float_of_half(read_u16(source)), minimum = float_of_half(read_u16(source + 2));
+        const uint32_t high = read_u32(source + 4);
+        for (size_t j = 0; j < 32; j++) {
+            const float product = scale * (float)five_bits(source + 8, high, j);
+            target[j] = product + minimum;
+        }
+    }
+}
+
+/*
+ * The K formats: blocks of 256 with one or two half scales, which small integers refine for each 16 or 32 values.
+ * Values that share bytes are 16 or 32 apart, so the loops over `j` run over neighbours and compilers use vectors.
+ */
+
+/* 16 bytes (4-bit scale, 4-bit minimum of 16 values), 64 bytes of four bit pairs, half scale, half minimum. */
+static void unpack_q2_k(const uint8_t *source, size_t count, float *target) {
+    for (size_t i = 0; i < count; i += 256, source += 84) {
+        const float scale = float_of_half(read_u16(source + 80)), least = float_of_half(read_u16(source + 82));
+        for (size_t group = 0; group < 16; group++, target += 16) {
+            const uint8_t *const pairs = source + 16 + group / 8 * 32 + group % 2 * 16;
+            const unsigned shift = group % 8 / 2 * 2;
+            const float group_scale = scale * (float)(source[group] & 15);
+            const float minimum = least * (float)(source[group] >> 4);
+            for (size_t j = 0; j < 16; j++) {
+                const float product = group_scale * (float)(pairs[j] >> shift & 3);
+                target[j] = product - minimum;
+            }
+        }
+    }
+}
+
+/* The sixteen 6-bit scales of Q3_K in 12 bytes: 8 bytes of low nibbles, 4 of high pairs, offset 32. */
+static inline float q3_scale(const uint8_t *packed, size_t group) {
+    const int low = packed[group % 8] >> group / 8 * 4 & 15, high = packed[8 + group % 4] >> group / 4 * 2 & 3;
+    return (float)((low | high << 4) - 32);
+}
+
+/*
+ * 32 bytes of high bits (bit r of byte j belongs to value 32 r + j; clear takes 4 off), 64 bytes of bit pairs, 12 bytes
+ * of scales, half scale.
+ */
+static void unpack_q3_k(const uint8_t *source, size_t count, float *target) {
+    for (size_t i = 0; i < count; i += 256, source += 110) {
+        const float scale = float_of_half(read_u16(source + 108));
+        for (size_t group = 0; group < 16; group++, target += 16) {
+            const uint8_t *const high = source + group % 2 * 16;
+            const uint8_t *const pairs = source + 32 + group / 8 * 32 + group % 2 * 16;
+            const unsigned run = (unsigned)group / 2, shift = run % 4 * 2;
+            const float group_scale = scale * q3_scale(source + 96, group);
+            for (size_t j = 0; j < 16; j++) {
+                const int level = (pairs[j] >> shift & 3) + (high[j] >> run & 1) * 4 - 4;
+                target[j] = group_scale * (float)level;
+            }
+        }
+    }
+}
+
+/*
+ * The eight 6-bit scales (index 0 .. 7) and minima of Q4_K and Q5_K in 12 bytes: those of the first four groups in the
+ * low bits of bytes 0 .. 3 and 4 .. 7; of the others low nibbles and high nibbles of bytes 8 .. 11, and the top bits
+ * of the first eight bytes.
+ */
+static inline void read_scale_and_minimum(const uint8_t *packed, size_t group, float *scale, float *minimum) {
+    if (group < 4) {
+        *scale = (float)(packed[group] & 63);
+        *minimum = (float)(packed[group + 4] & 63);
+    } else {
+        *scale = (float)((packed[group + 4] & 15) | packed[group - 4] >> 6 << 4);
+        *minimum = (float)(packed[group + 4] >> 4 | packed[group] >> 6 << 4);
+    }
+}
+
+/* Half scale, half minimum, 12 bytes of 6-bit scales and minima, 128 bytes: 32 low nibbles, then their high ones. */
+static void unpack_q4_k(const uint8_t *source, size_t count, float *target) {
+    for (size_t i = 0; i < count; i += 256, source += 144) {
+        const float scale = float_of_half(read_u16(source)), least = float_of_half(read_u16(source + 2));
+        for (size_t group = 0; group < 8; group++, target += 32) {
+            const uint8_t *const nibbles = source + 16 + group / 2 * 32;
+            const unsigned shift = group % 2 * 4;
+            float group_scale, minimum;
+            read_scale_and_minimum(source + 4, group, &group_scale, &minimum);
+            group_scale *= scale;
+            minimum *= least;
+            for (size_t j = 0; j < 32; j++) {
+                const float product = group_scale * (float)(nibbles[j] >> shift & 15);
+                target[j] = product - minimum;
+            }
+        }
+    }
+}
+
+/* As Q4_K, with 32 bytes of fifth bits before the nibbles: bit g of byte j belongs to value 32 g + j. */
+static void unpack_q5_k(const uint8_t *source, size_t count, float *target) {
+    for (size_t i = 0; i < count; i += 256, source += 176) {
+        const float scale = float_of_half(read_u16(source)), least = float_of_half(read_u16(source + 2));
+        for (size_t group = 0; group < 8; group++, target += 32) {
+            const uint8_t *const high = source + 16, *const nibbles = source + 48 + group / 2 * 32;
+            const unsigned shift = group % 2 * 4;
+            float group_scale, minimum;
+            read_scale_and_minimum(source + 4, group, &group_scale, &minimum);
+            group_scale *= scale;
+            minimum *= least;
+            for (size_t j = 0; j < 32; j++) {
+                const float product = group_scale * (float)((nibbles[j] >> shift & 15) | (high[j] >> group & 1) << 4);
+                target[j] = product - minimum;
+            }
+        }
+    }
+}
+
 /*
  * Block of 256: 128 bytes of low nibbles, 64 bytes of high bit pairs, 16 int8 scales (one for 16 values), half
  * scale. Each half of 128 values holds four runs of 32: low nibbles of 64 bytes, then their high nibbles; run r
@@ -78,8 +222,11 @@ static void unpack_q6_k(const uint8_t *source, size_t count, float *target) {
 /* In the order of enum format_index. A new format is one row here and, where speed matters, one in a kernel set. */
 static const Format *format_table(void) {
     static const Format formats[FORMAT_COUNT] = {
-        {0, "F32", 1, 4, unpack_f32},       {1, "F16", 1, 2, unpack_f16},     {30, "BF16", 1, 2, unpack_bf16},
-        {8, "Q8_0", 32, 34, unpack_q8_0},   {2, "Q4_0", 32, 18, unpack_q4_0}, {14, "Q6_K", 256, 210, unpack_q6_k},
+        {0, "F32", 1, 4, unpack_f32},        {1, "F16", 1, 2, unpack_f16},        {30, "BF16", 1, 2, unpack_bf16},
+        {8, "Q8_0", 32, 34, unpack_q8_0},    {2, "Q4_0", 32, 18, unpack_q4_0},    {3, "Q4_1", 32, 20, unpack_q4_1},
+        {6, "Q5_0", 32, 22, unpack_q5_0},    {7, "Q5_1", 32, 24, unpack_q5_1},    {10, "Q2_K", 256, 84, unpack_q2_k},
+        {11, "Q3_K", 256, 110, unpack_q3_k}, {12, "Q4_K", 256, 144, unpack_q4_k}, {13, "Q5_K", 256, 176, unpack_q5_k},
+        {14, "Q6_K", 256, 210, unpack_q6_k},
     };
     return formats;
 }

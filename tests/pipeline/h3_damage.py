@@ -190,7 +190,7 @@ def _add(name: str) -> Callable[[dict[str, Tensor]], object]:
 
 def _foreign_type(path: Path) -> None:
     """A tensor the model needs, in a format that only its name is known of."""
-    write = tensor("video_patch_proj.weight", (256, 1), kind=12)
+    write = tensor("video_patch_proj.weight", (256, 1), kind=23)
     path.write_bytes(raw((write,), data=b"\0" * 288))
 
 
@@ -240,7 +240,7 @@ MODELS = [
         "missing",
         prefix="model.diffusion_model.",
     ),
-    Damaged("Q4_K", ("video_patch_proj.weight", "Q4_K", "does not compute"), _foreign_type),
+    Damaged("IQ4_XS", ("video_patch_proj.weight", "IQ4_XS", "does not compute"), _foreign_type),
     _described(
         "interleaved", lambda w: w.add_string("firstlook.qkv_order", "interleaved"), "interleaved", "stacked"
     ),

@@ -7,6 +7,7 @@ the program: a test that used the program's own map could not find a mistake in 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,13 +170,42 @@ def big_matrices(type_name: str) -> TypeOf:
 
 
 def pack(tensor: Tensor, type_name: str) -> np.ndarray:
-    """The bytes of a tensor in a format, [rows, bytes]; a vector is one row."""
+    """The bytes of a tensor in a format, [rows, bytes]; a vector is one row.
+
+    Nothing here or in the gguf package writes Q2_K to Q5_K: those get random blocks with the rows' spread.
+    """
     values = tensor.float().reshape(-1, tensor.shape[-1]).contiguous()
     if type_name == "BF16":
         return values.bfloat16().view(torch.int16).numpy().view(np.uint8)
     if type_name in ("F32", "F16"):
         return values.to(torch.float16 if type_name == "F16" else torch.float32).numpy().view(np.uint8)
+    if type_name in ("Q4_1", "Q5_0", "Q5_1"):
+        return gguf.quantize(values.numpy(), gguf.GGMLQuantizationType[type_name])
+    if type_name in _RANDOM:
+        return np.stack([_random_row(row, type_name) for row in values.numpy()])
     return engine.quantize_rows(type_name, values)
+
+
+_RANDOM = {"Q2_K": (80, 82, 1.5), "Q3_K": (108, None, 0.0), "Q4_K": (0, 2, 7.5), "Q5_K": (0, 2, 15.5)}
+"""Where the half precision scale and minimum of a block are, and the ratio of minimum to scale that puts the
+middle of the levels at zero."""
+
+
+def _random_row(row: np.ndarray, type_name: str) -> np.ndarray:
+    """Random levels that depend on the row's values only, under scales that give it the row's spread."""
+    scale_at, minimum_at, middle = _RANDOM[type_name]
+    kind = gguf.GGMLQuantizationType[type_name]
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    generator = np.random.default_rng(zlib.crc32(row.tobytes()))
+    blocks = generator.integers(0, 256, (row.size // elements, size), dtype=np.uint8)
+
+    def scaled(scale: float) -> np.ndarray:
+        blocks[:, scale_at : scale_at + 2] = np.array([scale], "<f2").view(np.uint8)
+        if minimum_at is not None:
+            blocks[:, minimum_at : minimum_at + 2] = np.array([middle * scale], "<f2").view(np.uint8)
+        return blocks.reshape(1, -1)
+
+    return scaled(float(row.std() / gguf.dequantize(scaled(1.0), kind).std()))[0]
 
 
 def unpack(data: np.ndarray, type_name: str, shape: tuple[int, ...]) -> Tensor:

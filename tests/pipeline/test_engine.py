@@ -36,7 +36,9 @@ from tests.pipeline.h3_files import (
 CASES = sorted(path.stem.removeprefix("case_") for path in FIXTURES.glob("case_*"))
 KERNELS = ["plain", None]
 """None: the fastest this processor has."""
-FORMATS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q6_K"]
+FORMATS = [
+    "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +131,8 @@ def test_dequantizes_random_bytes_bit_for_bit(type_name: str) -> None:
 
 
 def test_formats_refuse_what_does_not_fit() -> None:
-    with pytest.raises(EngineError, match="Q5_K"):
-        engine.dequantize("Q5_K", np.zeros(176, np.uint8), 256)
+    with pytest.raises(EngineError, match="IQ4_XS"):
+        engine.dequantize("IQ4_XS", np.zeros(136, np.uint8), 256)
     with pytest.raises(EngineError, match="33 bytes are not 32 values of Q8_0"):
         engine.dequantize("Q8_0", np.zeros(33, np.uint8), 32)
     with pytest.raises(EngineError, match="34 bytes are not 31 values of Q8_0"):
