@@ -20,6 +20,7 @@
 #include "gguf.c"
 #include "kernels_plain.c"
 #include "kernels_avx2.c"
+#include "kernels_avx512.c"
 #include "kernels_neon.c"
 #include "kernels.c"
 #include "selftest.c"

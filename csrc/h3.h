@@ -61,7 +61,8 @@ typedef int (*h3_dump)(void *context, const char *name, const float *values, siz
 typedef struct {
     int threads;         /* 0: as many as this process may use processors */
     const char *kernels; /* NULL: the fastest set this processor has, or what H3_KERNELS names. A name forces that
-                            set ("plain", "avx2", "neon"): for diagnosis, and refused where it cannot run. */
+                            set ("plain", "avx2", "avx512", "neon"): for diagnosis, and refused where it cannot
+                            run. */
 } h3_options;
 
 #define H3_OPTIONS_DEFAULT {0, NULL}

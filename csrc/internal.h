@@ -110,13 +110,12 @@ static void gguf_give_back(const Gguf *file, const uint8_t *data, size_t bytes);
 /* ---- kernels_*.c: one set for each instruction set ------------------------------------------------------ */
 
 /*
- * Every set computes the same shape: PANEL weight rows, interleaved so that a vector runs over rows, times
- * TILE tokens whose values are broadcast. A new instruction set is one such micro-kernel; a new format is one
- * unpacker.
+ * Every set computes the same shape: PANEL weight rows, interleaved so that a vector runs over rows, times a tile
+ * of tokens (or keys, or channels) whose values are broadcast; as many as fit its registers. A new instruction set
+ * is one such micro-kernel; a new format is one unpacker.
  */
 enum {
     PANEL = 16,    /* weight rows (or queries) of a micro-kernel */
-    TILE = 6,      /* tokens (or keys, or channels) of a micro-kernel */
     K_BLOCK = 256, /* columns unpacked at once: a panel is then 16 KB, half of the smallest L1 cache, and every
                       format's block divides it */
     GROUP = 4,     /* panels of one task */
@@ -148,8 +147,12 @@ typedef struct {
     void (*silu_multiply)(const float *gate, const float *value, size_t count, float *target);
 } Kernels;
 
+enum { MOST_KERNELS = 4 };
+
+/* The sets that this processor runs, fastest first, plain last. */
+static size_t available_kernels(const Kernels *sets[MOST_KERNELS]);
 static const Kernels *plain_kernels(void);
-static const Kernels *fastest_kernels(void); /* of this processor */
+static const Kernels *fastest_kernels(void);
 static const Kernels *kernels_named(const char *name, Failure *error);
 
 /* ---- selftest.c ----------------------------------------------------------------------------------------- */

@@ -247,10 +247,14 @@ AVX2 static void avx2_interleave(const float *rows, size_t stride, size_t count,
     plain_interleave(rows + i, stride, count, k - i, panel + i * PANEL);
 }
 
+#define KERNEL AVX2
+#define SET(name) avx2_##name
+#define TILE 6
+
 /* `tokens` is a constant wherever this is inlined, so the sums live in registers: 2 * TILE of the 16. */
-AVX2_INLINE void multiply_tile(const float *panel, const float *input, size_t token_stride, size_t k_stride,
-                               size_t k, const size_t tokens, float *output, size_t output_stride,
-                               bool accumulate) {
+AVX2_INLINE void avx2_multiply_tile(const float *panel, const float *input, size_t token_stride, size_t k_stride,
+                                    size_t k, const size_t tokens, float *output, size_t output_stride,
+                                    bool accumulate) {
     __m256 low[TILE], high[TILE];
 #pragma GCC unroll 6
     for (size_t t = 0; t < tokens; t++) low[t] = high[t] = _mm256_setzero_ps();
@@ -276,9 +280,7 @@ AVX2_INLINE void multiply_tile(const float *panel, const float *input, size_t to
     }
 }
 
-#define KERNEL AVX2
 #include "kernels_tiles.h"
-#undef KERNEL
 
 /* ---- exponentials ---- */
 
@@ -344,6 +346,13 @@ AVX2 static void avx2_silu_multiply(const float *gate, const float *value, size_
 
 /* ---- the set ---- */
 
+#define AVX2_UNPACKERS                                                                                          \
+    {                                                                                                           \
+        unpack_f32, avx2_unpack_f16, avx2_unpack_bf16, avx2_unpack_q8_0, avx2_unpack_q4_0, avx2_unpack_q4_1,    \
+        avx2_unpack_q5_0, avx2_unpack_q5_1, avx2_unpack_q2_k, avx2_unpack_q3_k, avx2_unpack_q4_k,               \
+        avx2_unpack_q5_k, avx2_unpack_q6_k                                                                      \
+    }
+
 static bool avx2_available(void) {
     unsigned a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return false;
@@ -355,11 +364,9 @@ static bool avx2_available(void) {
 static const Kernels *avx2_kernels(void) {
     static const Kernels set = {
         .name = "avx2",
-        .unpack = {unpack_f32, avx2_unpack_f16, avx2_unpack_bf16, avx2_unpack_q8_0, avx2_unpack_q4_0,
-                   avx2_unpack_q4_1, avx2_unpack_q5_0, avx2_unpack_q5_1, avx2_unpack_q2_k, avx2_unpack_q3_k,
-                   avx2_unpack_q4_k, avx2_unpack_q5_k, avx2_unpack_q6_k},
+        .unpack = AVX2_UNPACKERS,
         .interleave = avx2_interleave,
-        .multiply = multiply_tokens,
+        .multiply = avx2_multiply_tokens,
         .softmax = avx2_softmax,
         .silu_multiply = avx2_silu_multiply,
     };

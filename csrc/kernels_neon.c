@@ -99,11 +99,15 @@ static void neon_interleave(const float *rows, size_t stride, size_t count, size
     plain_interleave(rows + i, stride, count, k - i, panel + i * PANEL);
 }
 
+#define KERNEL
+#define SET(name) neon_##name
+#define TILE 6
+
 /* `tokens` is a constant wherever this is inlined, so the sums live in registers: 4 * TILE of the 32. */
-__attribute__((always_inline)) static inline void multiply_tile(const float *panel, const float *input,
-                                                                size_t token_stride, size_t k_stride, size_t k,
-                                                                const size_t tokens, float *output,
-                                                                size_t output_stride, bool accumulate) {
+__attribute__((always_inline)) static inline void neon_multiply_tile(const float *panel, const float *input,
+                                                                     size_t token_stride, size_t k_stride, size_t k,
+                                                                     const size_t tokens, float *output,
+                                                                     size_t output_stride, bool accumulate) {
     float32x4_t sum[TILE][4];
 #pragma GCC unroll 6
     for (size_t t = 0; t < tokens; t++) sum[t][0] = sum[t][1] = sum[t][2] = sum[t][3] = vdupq_n_f32(0.0f);
@@ -130,9 +134,7 @@ __attribute__((always_inline)) static inline void multiply_tile(const float *pan
     }
 }
 
-#define KERNEL
 #include "kernels_tiles.h"
-#undef KERNEL
 
 /* ---- exponentials ---- */
 
@@ -196,7 +198,7 @@ static const Kernels *neon_kernels(void) {
                    unpack_q5_0, unpack_q5_1, unpack_q2_k, unpack_q3_k, unpack_q4_k, unpack_q5_k,
                    neon_unpack_q6_k},
         .interleave = neon_interleave,
-        .multiply = multiply_tokens,
+        .multiply = neon_multiply_tokens,
         .softmax = neon_softmax,
         .silu_multiply = neon_silu_multiply,
     };

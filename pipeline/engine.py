@@ -206,8 +206,9 @@ class Model(_Handle):
     def open(cls, path: Path, threads: int = 0, kernels: str | None = None) -> Model:
         """Map and check a file.
 
-        `threads` 0 uses every processor this process may use. `kernels` ("plain", "avx2", "neon") forces an
-        instruction set, for diagnosis. Raises EngineError with the file's name and what is wrong with it.
+        `threads` 0 uses every processor this process may use. `kernels` ("plain", "avx2", "avx512", "neon")
+        forces an instruction set, for diagnosis. Raises EngineError with the file's name and what is wrong
+        with it.
         """
         library = load_library()
         options = bindings.Options(threads, kernels.encode() if kernels else None)

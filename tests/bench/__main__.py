@@ -1,4 +1,4 @@
-"""Measure the engine beside torch: `python -m tests.bench [--threads N] [--rounds N] [table ...]`.
+"""Measure the engine beside torch: `python -m tests.bench [--threads N] [--kernels A,B] [table ...]`.
 
 Machines are shared and clocks move, so competitors take turns within every round and medians are printed;
 with one thread the processor time of this process counts, else time on the wall. GFLOP/s count 2 operations
@@ -29,7 +29,7 @@ from tests.pipeline.h3_files import big_matrices, community_names, random_model,
 from tests.pipeline.h3_files import pack as pack_weight
 from tests.pipeline.h3_files import unpack as unpack_weight
 
-FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q4_0")
+FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q4_0")
 PRODUCT_ROWS = 2048  # of the weight: enough that it does not fit a cache
 PRODUCT_COLUMNS = (5376, 14336)
 TOKENS = (32, 160, 512)
@@ -81,6 +81,8 @@ class Parts:
         library.bench_attention.argtypes = [pointer, pointer, size, size, size, pointer]
         self._library = library
         self._handle = library.bench_open(kernels.encode(), threads, HEAD_WIDTH)
+        if not self._handle:
+            raise SystemExit(f"This processor has no {kernels} kernels.")
 
     def product(self, type_name: str, weight: np.ndarray, rows: int, x: Tensor) -> Tensor:
         packed, result = torch.empty_like(x), torch.empty(len(x), rows)
@@ -101,67 +103,70 @@ class Parts:
 
 
 @contextmanager
-def parts(kernels: str, threads: int) -> Iterator[Parts]:
+def parts(kernels: list[str], threads: int) -> Iterator[dict[str, Parts]]:
+    """Each set of kernels by its name."""
     source = build.ROOT / "tests" / "csrc" / "kernels.c"
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "kernels.so"
         command = [*build.find_compiler(), *build.FLAGS, "-o", str(target), str(source), *build.LIBRARIES]
         subprocess.run(command, check=True)
-        opened = Parts(ctypes.CDLL(str(target)), kernels, threads)
+        opened = {name: Parts(ctypes.CDLL(str(target)), name, threads) for name in kernels}
         yield opened
-        opened.close()
+        for one in opened.values():
+            one.close()
 
 
 def relative_error(result: Tensor, expected: Tensor) -> float:
     return float((result.double() - expected).norm() / expected.norm())
 
 
-def measure_products(inner: Parts, rounds: int, clock: Callable[[], float]) -> None:
+def measure_products(sets: dict[str, Parts], rounds: int, clock: Callable[[], float]) -> None:
     torch.manual_seed(1)
     for columns in PRODUCT_COLUMNS:
         weight = torch.randn(PRODUCT_ROWS, columns) / columns**0.5
         stored = {name: pack_weight(weight, name) for name in FORMATS}
-        rows, errors = [], dict.fromkeys(FORMATS, 0.0)
+        speeds: dict[str, list[str]] = {"torch": ["F32"]}
         for tokens in TOKENS:
             x = torch.randn(tokens, columns)
-            competitors: Competitors = {"torch F32": lambda x=x, w=weight: x @ w.T}
-            for name in FORMATS:
-                competitors[name] = lambda x=x, n=name, s=stored[name]: inner.product(n, s, PRODUCT_ROWS, x)
-                exact = unpack_weight(stored[name], name, tuple(weight.shape)).double()
-                errors[name] = relative_error(competitors[name](), x.double() @ exact.T)
+            competitors: Competitors = {"torch": lambda x=x, w=weight: x @ w.T}
+            for name, data in stored.items():
+                for kernels, inner in sets.items():
+                    competitors[f"{kernels} {name}"] = lambda x=x, n=name, s=data, inner=inner: inner.product(
+                        n, s, PRODUCT_ROWS, x
+                    )
             work = 2e-9 * tokens * PRODUCT_ROWS * columns
-            seconds = medians(competitors, rounds, clock)
-            rows.append([str(tokens), *(f"{work / value:.0f}" for value in seconds.values())])
-        rows.append(["error", "", *(f"{errors[name]:.0e}" for name in FORMATS)])
+            for name, value in medians(competitors, rounds, clock).items():
+                speeds.setdefault(name, name.split()[-1:]).append(f"{work / value:.0f}")
+        for name, data in stored.items():
+            exact = unpack_weight(data, name, tuple(weight.shape)).double()
+            for kernels, inner in sets.items():
+                error = relative_error(inner.product(name, data, PRODUCT_ROWS, x), x.double() @ exact.T)
+                speeds[f"{kernels} {name}"].append(f"{error:.0e}")
+        speeds["torch"].append("")
         table(
             f"Products, GFLOP/s: [tokens, {columns}] by a weight [{PRODUCT_ROWS}, {columns}]; "
             "error: relative L2 against float64 on the same stored weights",
-            ["tokens", "torch F32", *FORMATS],
-            rows,
+            ["", "format", *(f"{tokens} tokens" for tokens in TOKENS), "error"],
+            [[name.split()[0], *values] for name, values in speeds.items()],
         )
 
 
-def measure_attention(inner: Parts, rounds: int, clock: Callable[[], float]) -> None:
+def measure_attention(sets: dict[str, Parts], rounds: int, clock: Callable[[], float]) -> None:
     torch.manual_seed(2)
     attend = torch.nn.functional.scaled_dot_product_attention
     rows = []
     for count in ATTENTION_ROWS:
         heads = torch.randn(3 * HEADS, count, HEAD_WIDTH)
         query, key, value = (part[None] for part in heads.chunk(3))
-        seconds = medians(
-            {
-                "torch": lambda q=query, k=key, v=value: attend(q, k, v),
-                "engine": lambda heads=heads: inner.attention(heads),
-            },
-            rounds,
-            clock,
-        )
+        competitors: Competitors = {"torch": lambda q=query, k=key, v=value: attend(q, k, v)}
+        for kernels, inner in sets.items():
+            competitors[kernels] = lambda heads=heads, inner=inner: inner.attention(heads)
+        seconds = medians(competitors, rounds, clock)
         exact = attend(query.double(), key.double(), value.double())[0].transpose(0, 1).flatten(1)
         work = 4e-9 * count**2 * HEAD_WIDTH * HEADS
-        error = relative_error(inner.attention(heads), exact)
+        error = max(relative_error(inner.attention(heads), exact) for inner in sets.values())
         rows.append([str(count), *(f"{work / value:.0f}" for value in seconds.values()), f"{error:.0e}"])
-    title = f"Attention, GFLOP/s: {HEADS} heads of {HEAD_WIDTH}"
-    table(title, ["rows", "torch F32", "engine F32", "error"], rows)
+    table(f"Attention, GFLOP/s: {HEADS} heads of {HEAD_WIDTH}", ["rows", "torch", *sets, "error"], rows)
 
 
 def measure_forward(threads: int, rounds: int, clock: Callable[[], float]) -> None:
@@ -198,6 +203,7 @@ def main() -> None:
     parser.add_argument("tables", nargs="*", metavar="table", help="products, attention, forward")
     parser.add_argument("--threads", type=int, default=1, help="for torch and for the engine (default: 1)")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--kernels", help="sets to compare in the first two tables, as in avx2,avx512")
     arguments = parser.parse_args()
     known = ["products", "attention", "forward"]
     wanted = arguments.tables or known
@@ -205,13 +211,13 @@ def main() -> None:
         parser.error(f"there is no table {', '.join(sorted(unknown))}")
     torch.set_num_threads(arguments.threads)
     clock = time.process_time if arguments.threads == 1 else time.perf_counter
-    kernels = engine.describe()["kernels"]
+    kernels = arguments.kernels or engine.describe()["kernels"]
     print(f"{kernels} kernels, {arguments.threads} threads, medians of {arguments.rounds} rounds")
-    with parts(kernels, arguments.threads) as inner:
+    with parts(kernels.split(","), arguments.threads) as sets:
         if "products" in wanted:
-            measure_products(inner, arguments.rounds, clock)
+            measure_products(sets, arguments.rounds, clock)
         if "attention" in wanted:
-            measure_attention(inner, arguments.rounds, clock)
+            measure_attention(sets, arguments.rounds, clock)
     if "forward" in wanted:
         measure_forward(arguments.threads, arguments.rounds, clock)
 

@@ -34,8 +34,8 @@ from tests.pipeline.h3_files import (
 )
 
 CASES = sorted(path.stem.removeprefix("case_") for path in FIXTURES.glob("case_*"))
-KERNELS = ["plain", None]
-"""None: the fastest this processor has."""
+KERNELS = ["plain", "neon", "avx2", "avx512"]
+"""From the slowest to the fastest; each processor has some of them."""
 FORMATS = [
     "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
 ]  # fmt: skip
@@ -47,10 +47,48 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {letter: fixture_gguf(folder, letter) for letter in "ab"}
 
 
+def runnable(path: Path) -> dict[str, str]:
+    """"" for each set of kernels that runs here, else why not."""
+    reasons = {}
+    for name in KERNELS:
+        try:
+            Model.open(path, threads=1, kernels=name).close()
+            reasons[name] = ""
+        except EngineError as error:
+            reasons[name] = str(error)
+    return reasons
+
+
+@pytest.fixture(params=KERNELS)
+def kernels(request: pytest.FixtureRequest, models: dict[str, Path]) -> str:
+    """Each set in turn, skipped where the processor lacks it."""
+    if reason := runnable(models["a"])[request.param]:
+        pytest.skip(reason)
+    return request.param
+
+
+def test_the_fastest_kernels_of_this_processor_are_chosen(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the flags Linux shows, so that a set that is wrongly missing is a failure and not a skip."""
+    monkeypatch.delenv("H3_KERNELS", raising=False)
+    reasons = runnable(models["a"])
+    with Model.open(models["a"]) as model:
+        assert model.describe()["kernels"] == [name for name in KERNELS if not reasons[name]][-1]
+        assert model.describe()["note"] == ""
+    facts = Path("/proc/cpuinfo")
+    flags = set(facts.read_text().split()) if facts.exists() else set()
+    if "avx2" in flags:
+        assert reasons["avx2"] == ""
+        wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags
+        assert (reasons["avx512"] == "") == wide
+        assert '"avx512" do not exist' in reasons["avx512"] or wide
+    assert reasons["plain"] == "" and '"plain"' in "".join(reasons.values())
+
+
 # ---- golden fixtures ----
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("name", CASES)
 def test_matches_golden_outputs(name: str, kernels: str, models: dict[str, Path]) -> None:
     case = load_case(name)
@@ -178,7 +216,7 @@ def test_computes_every_format(type_name: str, wide: dict[str, Tensor], tmp_path
     case = load_case("a_fl2va_step1")
     path = write_gguf(tmp_path / "m.gguf", community_names(wide), WIDE, big_matrices(type_name))
     expected = reference(stored_values(wide, type_name), WIDE, case)
-    for kernels in KERNELS:
+    for kernels in (name for name, reason in runnable(path).items() if not reason):
         for result, value in zip(forward(path, case, kernels=kernels), expected, strict=True):
             assert relative_l2(result, value) < 2e-6
 
