@@ -5,6 +5,9 @@
  * thread's scratch, uses them for its tokens, and forgets them; its output tile stays in cache until all columns
  * are summed. Input values are copied once, block of columns by block of columns, so that a task reads them in
  * order; this also allows the output to lie where the input was.
+ *
+ * Where the engine was opened so, inputs of 4-bit weights are rounded to 8 bits while they are copied, each 32 of them
+ * by their largest; such products are sums of small integers.
  */
 #include <string.h>
 
@@ -49,6 +52,45 @@ static void pack_input(void *context, size_t task, size_t worker) {
     }
 }
 
+/* ---- inputs in 8 bits, for 4-bit weights ---- */
+
+static bool rounds_inputs(const Engine *engine, const Matrix *weight) {
+    return engine->round_inputs && engine->kernels->multiply_levels && levels_of(weight->format);
+}
+
+/* As pack_input: groups of columns [task * K_BLOCK ...) of all tokens; group g of token t at [g * tokens + t]. */
+static void round_input(void *context, size_t task, size_t worker) {
+    const Product *const product = ((const GemmTask *)context)->product;
+    (void)worker;
+    const size_t columns = product->weight->columns;
+    const size_t first = task * K_BLOCK, groups = smaller(K_BLOCK, columns - first) / ROUNDED;
+    Rounded *const target = (Rounded *)(void *)product->packed + first / ROUNDED * product->tokens;
+    for (size_t t = 0; t < product->tokens; t++) {
+        const size_t row = product->gather ? (size_t)product->gather[t] : t;
+        const float *const source = product->input + row * columns + first;
+        for (size_t g = 0; g < groups; g++) target[g * product->tokens + t] = round_values(source + g * ROUNDED);
+    }
+}
+
+/* Quads, scales and shifts of a panel, from rows of each in `linear`. Interleaving only moves the 4 bytes of a quad. */
+static LevelPanel unpack_levels(const Kernels *kernels, const Matrix *weight, size_t row, size_t first, size_t count,
+                                float *linear, float *panel) {
+    enum { QUADS = K_BLOCK / 4, GROUPS = K_BLOCK / ROUNDED };
+    const Format *const format = &format_table()[weight->format];
+    const size_t rows = smaller(PANEL, weight->rows - row), offset = first / format->elements * format->bytes;
+    float *const scales = linear + PANEL * QUADS, *const shifts = scales + PANEL * GROUPS;
+    float *const panel_scales = panel + PANEL * QUADS, *const panel_shifts = panel_scales + PANEL * GROUPS;
+    for (size_t r = 0; r < rows; r++)
+        levels_of(weight->format)(weight->data + (row + r) * weight->row_bytes + offset, count,
+                                  (uint8_t *)(linear + r * QUADS), scales + r * GROUPS, shifts + r * GROUPS);
+    kernels->interleave(linear, QUADS, rows, count / 4, panel);
+    kernels->interleave(scales, GROUPS, rows, count / ROUNDED, panel_scales);
+    kernels->interleave(shifts, GROUPS, rows, count / ROUNDED, panel_shifts);
+    return (LevelPanel){panel, panel_scales, panel_shifts};
+}
+
+/* ---- one task ---- */
+
 static void unpack_panel(const Kernels *kernels, const Matrix *weight, size_t row, size_t first, size_t count,
                          float *linear, float *panel) {
     const Format *const format = &format_table()[weight->format];
@@ -74,15 +116,25 @@ static void fill_tile(const GemmTask *context, size_t group, size_t first_token,
     const Product *const product = context->product;
     const Kernels *const kernels = context->engine->kernels;
     const Matrix *const weight = product->weight;
+    const bool rounding = rounds_inputs(context->engine, weight);
     float *const linear = scratch, *const panel = linear + LINEAR_FLOATS, *const tile = panel + PANEL_FLOATS;
     for (size_t first = 0; first < weight->columns; first += K_BLOCK) {
         const size_t count = smaller(K_BLOCK, weight->columns - first);
         const float *const input = product->packed + first * product->tokens + first_token * count;
+        const Rounded *const rounded =
+            (const Rounded *)(const void *)product->packed + first / ROUNDED * product->tokens + first_token;
         for (size_t index = 0; index < GROUP; index++) {
             const size_t row = panel_row(product, group, index);
+            float *const output = tile + index * PANEL;
             if (row >= weight->rows) continue;
-            unpack_panel(kernels, weight, row, first, count, linear, panel);
-            kernels->multiply(panel, input, count, 1, count, tokens, tile + index * PANEL, WIDTH, first > 0);
+            if (rounding) {
+                const LevelPanel levels = unpack_levels(kernels, weight, row, first, count, linear, panel);
+                kernels->multiply_levels(&levels, rounded, product->tokens, count / ROUNDED, tokens, output, WIDTH,
+                                         first > 0);
+            } else {
+                unpack_panel(kernels, weight, row, first, count, linear, panel);
+                kernels->multiply(panel, input, count, 1, count, tokens, output, WIDTH, first > 0);
+            }
         }
     }
 }
@@ -143,6 +195,7 @@ static void gemm(const Engine *engine, const Product *product) {
     const size_t rows = product->swiglu ? product->weight->rows / 2 : product->weight->rows;
     const size_t groups = divide_up(rows, product->swiglu ? WIDTH / 2 : WIDTH);
     GemmTask task = {engine, product, count_chunks(product->tokens, groups, engine->threads)};
-    pool_run(engine->pool, divide_up(product->weight->columns, K_BLOCK), pack_input, &task);
+    const TaskFunction pack = rounds_inputs(engine, product->weight) ? round_input : pack_input;
+    pool_run(engine->pool, divide_up(product->weight->columns, K_BLOCK), pack, &task);
     pool_run(engine->pool, groups * task.chunks, multiply_group, &task);
 }

@@ -61,11 +61,15 @@ typedef int (*h3_dump)(void *context, const char *name, const float *values, siz
 typedef struct {
     int threads;         /* 0: as many as this process may use processors */
     const char *kernels; /* NULL: the fastest set this processor has, or what H3_KERNELS names. A name forces that
-                            set ("plain", "avx2", "avx512", "neon"): for diagnosis, and refused where it cannot
-                            run. */
+                            set ("plain", "avx2", "avx512", "avx512vnni", "neon"): for diagnosis, and refused where
+                            it cannot run. */
+    int round_inputs;    /* 0: products are exact, in float32. 1: what Q4_0, Q4_1 and Q4_K weights are multiplied by is
+                            rounded to 8 bits, each 32 values by their largest. Moves the velocity by 0.4 % (relative
+                            L2, 2 random blocks), where Q4_0 itself costs 16 %. Only where the processor is faster
+                            with it, see h3_rounds_inputs; elsewhere products stay exact. */
 } h3_options;
 
-#define H3_OPTIONS_DEFAULT {0, NULL}
+#define H3_OPTIONS_DEFAULT {0, NULL, 0}
 
 /*
  * Every dimension, as read from the file. Tensors decide; what they cannot tell comes from metadata
@@ -138,6 +142,9 @@ H3_API void h3_get_config(const h3_model *model, h3_config *config);
 H3_API size_t h3_threads(const h3_model *model);
 H3_API const char *h3_kernels(const h3_model *model);
 
+/* 1 when inputs of 4-bit weights are rounded: it was asked for, and these kernels do it. */
+H3_API int h3_rounds_inputs(const h3_model *model);
+
 /* "" or one sentence: why the fastest kernels of this processor are not the ones in use. */
 H3_API const char *h3_kernels_note(const h3_model *model);
 
@@ -163,8 +170,8 @@ H3_API int h3_prepare(h3_model *model, const h3_sequence *sequence, const float 
                       char *error, size_t error_size);
 
 /*
- * One forward pass in float32 activations. A value that is not finite stops it, named by the block that
- * produced it; the outputs are then undefined.
+ * One forward pass, in float32 unless h3_options say otherwise. A value that is not finite stops it, named by the
+ * block that produced it; the outputs are then undefined.
  */
 H3_API int h3_velocity(h3_run *run, const h3_step *step, char *error, size_t error_size);
 

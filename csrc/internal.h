@@ -50,7 +50,23 @@ typedef struct {
     UnpackFunction unpack; /* plain C, exact: what every faster unpacker must equal bit for bit */
 } Format;
 
+/*
+ * The same values as levels 0 .. 15 [count], with a scale and a shift [count / 32] for each 32 of them: value = scale *
+ * level + shift.
+ */
+typedef void (*LevelsFunction)(const uint8_t *source, size_t count, uint8_t *levels, float *scales, float *shifts);
+
+enum { ROUNDED = 32 };
+
+/* ROUNDED input values in 8 bits: each is scale * level, with levels of -127 .. 127, four in each of `quads`. */
+typedef struct {
+    float scale, sum; /* sum of the 32 rounded values */
+    int32_t quads[8];
+} Rounded;
+
+static Rounded round_values(const float *values);
 static const Format *format_table(void);
+static LevelsFunction levels_of(int format); /* NULL: has none */
 static int format_of_type(uint32_t type); /* -1: not computed here */
 static const char *type_name(uint32_t type);
 
@@ -122,6 +138,12 @@ enum {
     CHUNK = 512    /* tokens of one task: its output, CHUNK x GROUP x PANEL floats, stays in L2 */
 };
 
+/* PANEL rows of K_BLOCK levels: four levels of a row are one of its `quads`, so a vector runs over rows here too. */
+typedef struct {
+    const float *quads;          /* [k / 4][PANEL], 4 bytes each */
+    const float *scales, *shifts; /* [k / 32][PANEL] */
+} LevelPanel;
+
 typedef struct {
     const char *name;
     UnpackFunction unpack[FORMAT_COUNT];
@@ -138,6 +160,13 @@ typedef struct {
                      size_t tokens, float *output, size_t output_stride, bool accumulate);
 
     /*
+     * As multiply, for levels and rounded inputs: group g of token t is input[g * group_stride + t]. Sums of 32
+     * products are exact. NULL where it would not be faster; the plain one is there to compare with.
+     */
+    void (*multiply_levels)(const LevelPanel *panel, const Rounded *input, size_t group_stride, size_t groups,
+                            size_t tokens, float *output, size_t output_stride, bool accumulate);
+
+    /*
      * One step of the online softmax over scores [keys][PANEL]: updates the running maximum and sum [PANEL],
      * turns scores into exp(score - maximum), and gives the factor [PANEL] that earlier results shrink by.
      */
@@ -147,7 +176,7 @@ typedef struct {
     void (*silu_multiply)(const float *gate, const float *value, size_t count, float *target);
 } Kernels;
 
-enum { MOST_KERNELS = 4 };
+enum { MOST_KERNELS = 5 };
 
 /* The sets that this processor runs, fastest first, plain last. */
 static size_t available_kernels(const Kernels *sets[MOST_KERNELS]);
@@ -168,6 +197,7 @@ typedef struct {
     Pool *pool;
     size_t threads;
     float **scratch;
+    bool round_inputs; /* of 4-bit weights, to 8 bits */
 } Engine;
 
 static size_t gemm_scratch(void);                   /* floats for each thread */

@@ -5,7 +5,9 @@
 #include "internal.h"
 
 static size_t available_kernels(const Kernels *sets[MOST_KERNELS]) {
-    const Kernels *const candidates[MOST_KERNELS] = {avx512_kernels(), avx2_kernels(), neon_kernels(), plain_kernels()};
+    const Kernels *const candidates[MOST_KERNELS] = {
+        vnni_kernels(), avx512_kernels(), avx2_kernels(), neon_kernels(), plain_kernels(),
+    };
     size_t count = 0;
     for (size_t i = 0; i < MOST_KERNELS; i++) {
         if (candidates[i]) sets[count++] = candidates[i];

@@ -125,7 +125,8 @@ AVX2 static void avx2_unpack_q2_k(const uint8_t *source, size_t count, float *ta
             const __m256i pairs = _mm256_srl_epi16(load_u8_32(source + 16 + run / 4 * 32), shift);
             const __m256i levels = _mm256_and_si256(pairs, _mm256_set1_epi8(3));
             const uint8_t a = source[2 * run], b = source[2 * run + 1];
-            store_shifted_16(_mm256_castsi256_si128(levels), scale * (float)(a & 15), -(least * (float)(a >> 4)), target);
+            store_shifted_16(_mm256_castsi256_si128(levels), scale * (float)(a & 15), -(least * (float)(a >> 4)),
+                             target);
             store_shifted_16(_mm256_extracti128_si256(levels, 1), scale * (float)(b & 15), -(least * (float)(b >> 4)),
                              target + 16);
         }

@@ -40,6 +40,79 @@ AVX512_INLINE void avx512_multiply_tile(const float *panel, const float *input, 
 
 #include "kernels_tiles.h"
 
+/* ---- the product with 8-bit inputs ---- */
+
+#define VNNI __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
+#define LEVEL_TILE 12
+
+/* One instruction multiplies a quad of every row by a quad of the input and adds the four products. */
+VNNI __attribute__((always_inline)) static inline void multiply_level_tile(const LevelPanel *panel,
+                                                                           const Rounded *input, size_t group_stride,
+                                                                           size_t groups, const size_t tokens,
+                                                                           float *output, size_t output_stride,
+                                                                           bool accumulate) {
+    __m512 sum[LEVEL_TILE];
+#pragma GCC unroll 12
+    for (size_t t = 0; t < tokens; t++) sum[t] = _mm512_setzero_ps();
+    for (size_t g = 0; g < groups; g++, input += group_stride) {
+        __m512i dot[LEVEL_TILE];
+#pragma GCC unroll 12
+        for (size_t t = 0; t < tokens; t++) dot[t] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+        for (size_t q = 0; q < 8; q++) {
+            const __m512i levels = _mm512_loadu_si512(panel->quads + (8 * g + q) * PANEL);
+#pragma GCC unroll 12
+            for (size_t t = 0; t < tokens; t++)
+                dot[t] = _mm512_dpbusd_epi32(dot[t], levels, _mm512_set1_epi32(input[t].quads[q]));
+        }
+        const __m512 scale = _mm512_loadu_ps(panel->scales + g * PANEL);
+        const __m512 shift = _mm512_loadu_ps(panel->shifts + g * PANEL);
+#pragma GCC unroll 12
+        for (size_t t = 0; t < tokens; t++) {
+            const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(dot[t]), scale);
+            sum[t] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(input[t].scale), sum[t]);
+            sum[t] = _mm512_fmadd_ps(shift, _mm512_set1_ps(input[t].sum), sum[t]);
+        }
+    }
+#pragma GCC unroll 12
+    for (size_t t = 0; t < tokens; t++) {
+        float *const target = output + t * output_stride;
+        if (accumulate) sum[t] = _mm512_add_ps(_mm512_loadu_ps(target), sum[t]);
+        _mm512_storeu_ps(target, sum[t]);
+    }
+}
+
+VNNI static void vnni_multiply_levels(const LevelPanel *panel, const Rounded *input, size_t group_stride,
+                                      size_t groups, size_t tokens, float *output, size_t output_stride,
+                                      bool accumulate) {
+    const size_t tiles = (tokens + LEVEL_TILE - 1) / LEVEL_TILE;
+    for (size_t tile = 0; tile < tiles; tile++) {
+        const size_t height = (tokens + tiles - tile - 1) / (tiles - tile);
+        switch (height) {
+#define CASE(count)                                                                                           \
+    case count:                                                                                               \
+        multiply_level_tile(panel, input, group_stride, groups, count, output, output_stride, accumulate);     \
+        break
+            CASE(1);
+            CASE(2);
+            CASE(3);
+            CASE(4);
+            CASE(5);
+            CASE(6);
+            CASE(7);
+            CASE(8);
+            CASE(9);
+            CASE(10);
+            CASE(11);
+            CASE(12);
+#undef CASE
+        }
+        tokens -= height;
+        input += height;
+        output += height * output_stride;
+    }
+}
+
 /* ---- exponentials ---- */
 
 /* As exp_8 of the AVX2 set, where the bounds and the polynomial are explained. */
@@ -85,22 +158,28 @@ AVX512 static void avx512_silu_multiply(const float *gate, const float *value, s
 
 /* ---- the set ---- */
 
+#define AVX512_COMMON                                                                                           \
+    .unpack = AVX2_UNPACKERS, .interleave = avx2_interleave, .multiply = avx512_multiply_tokens,                \
+    .softmax = avx512_softmax, .silu_multiply = avx512_silu_multiply
+
 static const Kernels *avx512_kernels(void) {
-    static const Kernels set = {
-        .name = "avx512",
-        .unpack = AVX2_UNPACKERS,
-        .interleave = avx2_interleave,
-        .multiply = avx512_multiply_tokens,
-        .softmax = avx512_softmax,
-        .silu_multiply = avx512_silu_multiply,
-    };
+    static const Kernels set = {.name = "avx512", AVX512_COMMON};
     const bool available = avx2_available() && __builtin_cpu_supports("avx512f") &&
                            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                            __builtin_cpu_supports("avx512vl");
     return available ? &set : NULL;
 }
 
+static const Kernels *vnni_kernels(void) {
+    static const Kernels set = {.name = "avx512vnni", AVX512_COMMON, .multiply_levels = vnni_multiply_levels};
+    return avx512_kernels() && __builtin_cpu_supports("avx512vnni") ? &set : NULL;
+}
+
 #else
+static const Kernels *vnni_kernels(void) {
+    return NULL;
+}
+
 static const Kernels *avx512_kernels(void) {
     return NULL;
 }

@@ -2,6 +2,7 @@
  * The block formats of GGML that weights may have, in plain C and exact: the order of operations is that of the
  * gguf package, so results agree bit for bit.
  */
+#include <math.h>
 #include <string.h>
 
 #include "internal.h"
@@ -217,6 +218,91 @@ static void unpack_q6_k(const uint8_t *source, size_t count, float *target) {
             target[j] = group_scale * (float)((int)(low | high << 4) - 32);
         }
     }
+}
+
+/* ---- inputs in 8 bits ---- */
+
+/* The bits of the largest magnitude, which order as integers; compilers know how to find that with vectors. */
+static int32_t largest_bits(const float *values) {
+    int32_t largest = 0;
+    for (size_t i = 0; i < ROUNDED; i++) {
+        int32_t bits;
+        memcpy(&bits, values + i, sizeof bits);
+        bits &= 0x7fffffff;
+        largest = bits > largest ? bits : largest;
+    }
+    return largest;
+}
+
+/* A value that is not finite makes all 32 not a number, so that it is still found in the output. */
+static Rounded round_values(const float *values) {
+    const float shift = 12582912.0f; /* adding it rounds to an integer, ties to even, below 2^22 */
+    const float largest = float_of_bits((uint32_t)largest_bits(values));
+    Rounded result = {0};
+    if (!isfinite(largest)) result.scale = result.sum = NAN;
+    if (!isfinite(largest) || largest < 1e-30f) return result;
+    const float inverse = 127.0f / largest;
+    int8_t levels[ROUNDED];
+    int total = 0;
+    for (size_t i = 0; i < ROUNDED; i++) {
+        const float scaled = values[i] * inverse;
+        const float shifted = scaled + shift;
+        const int level = (int)(shifted - shift);
+        levels[i] = (int8_t)level;
+        total += level;
+    }
+    memcpy(result.quads, levels, sizeof levels);
+    result.scale = largest / 127.0f;
+    result.sum = result.scale * (float)total;
+    return result;
+}
+
+/* ---- 4-bit weights as levels: value = scale * level + shift ---- */
+
+/* The low nibbles of `count` bytes, then their high ones; eight at a time in a word of any byte order. */
+static void split_nibbles(const uint8_t *bytes, size_t count, uint8_t *levels) {
+    for (size_t j = 0; j < count; j += 8) {
+        uint64_t word;
+        memcpy(&word, bytes + j, sizeof word);
+        const uint64_t low = word & 0x0f0f0f0f0f0f0f0fu, high = word >> 4 & 0x0f0f0f0f0f0f0f0fu;
+        memcpy(levels + j, &low, sizeof low);
+        memcpy(levels + count + j, &high, sizeof high);
+    }
+}
+
+static void levels_q4_0(const uint8_t *source, size_t count, uint8_t *levels, float *scales, float *shifts) {
+    for (size_t i = 0; i < count / 32; i++, source += 18, levels += 32) {
+        scales[i] = float_of_half(read_u16(source));
+        shifts[i] = -8.0f * scales[i];
+        split_nibbles(source + 2, 16, levels);
+    }
+}
+
+static void levels_q4_1(const uint8_t *source, size_t count, uint8_t *levels, float *scales, float *shifts) {
+    for (size_t i = 0; i < count / 32; i++, source += 20, levels += 32) {
+        scales[i] = float_of_half(read_u16(source));
+        shifts[i] = float_of_half(read_u16(source + 2));
+        split_nibbles(source + 4, 16, levels);
+    }
+}
+
+static void levels_q4_k(const uint8_t *source, size_t count, uint8_t *levels, float *scales, float *shifts) {
+    for (size_t i = 0; i < count / 32; i += 8, source += 144) {
+        const float scale = float_of_half(read_u16(source)), least = float_of_half(read_u16(source + 2));
+        for (size_t group = 0; group < 8; group++) {
+            read_scale_and_minimum(source + 4, group, &scales[i + group], &shifts[i + group]);
+            scales[i + group] *= scale;
+            shifts[i + group] *= -least;
+        }
+        for (size_t pair = 0; pair < 4; pair++, levels += 64) split_nibbles(source + 16 + 32 * pair, 32, levels);
+    }
+}
+
+/* NULL for the formats whose own error is too small to hide that of 8-bit inputs. */
+static LevelsFunction levels_of(int format) {
+    static const LevelsFunction functions[FORMAT_COUNT] = {
+        [FORMAT_Q4_0] = levels_q4_0, [FORMAT_Q4_1] = levels_q4_1, [FORMAT_Q4_K] = levels_q4_k};
+    return functions[format];
 }
 
 /* In the order of enum format_index. A new format is one row here and, where speed matters, one in a kernel set. */

@@ -56,12 +56,14 @@ static int choose_kernels(h3_model *model, const char *wanted, Failure *error) {
     return 1;
 }
 
-static int start_engine(h3_model *model, int threads, Failure *error) {
+static int start_engine(h3_model *model, const h3_options *options, Failure *error) {
+    const int threads = options->threads;
     if (threads < 0 || threads > MOST_THREADS)
         return fail(error, "%d threads cannot be used; 0 (choose) to %d can.", threads, MOST_THREADS);
     Engine *const engine = &model->engine;
     engine->threads = threads ? (size_t)threads : available_processors();
     engine->kernels = model->kernels;
+    engine->round_inputs = options->round_inputs != 0;
     engine->scratch = allocate(engine->threads, sizeof *engine->scratch);
     size_t floats = attention_scratch(model->config.head_width);
     if (floats < gemm_scratch()) floats = gemm_scratch();
@@ -79,7 +81,7 @@ static int open_model(h3_model *model, const char *path, const h3_options *optio
     if (!model->path) return fail(error, "%s: not enough memory.", path);
     memcpy(model->path, path, strlen(path) + 1);
     return gguf_open(&model->file, model->path, error) && model_load(model, error) &&
-           choose_kernels(model, options->kernels, error) && start_engine(model, options->threads, error);
+           choose_kernels(model, options->kernels, error) && start_engine(model, options, error);
 }
 
 int h3_open(const char *path, const h3_options *options, h3_model **model, char *error, size_t error_size) {
@@ -112,6 +114,10 @@ size_t h3_threads(const h3_model *model) {
 
 const char *h3_kernels(const h3_model *model) {
     return model->kernels->name;
+}
+
+int h3_rounds_inputs(const h3_model *model) {
+    return model->engine.round_inputs && model->kernels->multiply_levels != NULL;
 }
 
 const char *h3_kernels_note(const h3_model *model) {

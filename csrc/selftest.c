@@ -52,6 +52,25 @@ static bool products_agree(const Kernels *candidate, const float *input) {
     return true;
 }
 
+static bool level_products_agree(const Kernels *candidate, const float *input) {
+    enum { GROUPS = 5, QUADS = 8 * GROUPS };
+    float quads[QUADS * PANEL];
+    Rounded rounded[GROUPS * SELFTEST_TOKENS];
+    float ours[SELFTEST_TOKENS * PANEL] = {0}, theirs[SELFTEST_TOKENS * PANEL] = {0};
+    uint8_t levels[sizeof quads];
+    if (!candidate->multiply_levels) return true;
+    for (size_t i = 0; i < sizeof levels; i++) levels[i] = (uint8_t)(fabsf(input[i % SELFTEST_K]) * 15.99f);
+    memcpy(quads, levels, sizeof quads);
+    for (size_t i = 0; i < GROUPS * SELFTEST_TOKENS; i++) rounded[i] = round_values(input + 7 * i);
+    const LevelPanel panel = {quads, input, input + GROUPS * PANEL};
+    for (int turn = 0; turn < 2; turn++) {
+        candidate->multiply_levels(&panel, rounded, SELFTEST_TOKENS, GROUPS, SELFTEST_TOKENS, ours, PANEL, turn > 0);
+        plain_kernels()->multiply_levels(&panel, rounded, SELFTEST_TOKENS, GROUPS, SELFTEST_TOKENS, theirs, PANEL,
+                                         turn > 0);
+    }
+    return close_enough(ours, theirs, SELFTEST_TOKENS * PANEL, 1e-5f);
+}
+
 static bool softmax_agrees(const Kernels *candidate, const float *input) {
     enum { KEYS = 21 };
     float ours[KEYS * PANEL], theirs[KEYS * PANEL];
@@ -84,6 +103,7 @@ static const char *selftest(const Kernels *candidate) {
         if (!unpacking_agrees(candidate, i, &state)) return format_table()[i].name;
     }
     if (!products_agree(candidate, input)) return "the matrix product";
+    if (!level_products_agree(candidate, input)) return "the product with 8-bit inputs";
     if (!softmax_agrees(candidate, input)) return "softmax";
     return silu_agrees(candidate, input) ? NULL : "SiLU";
 }

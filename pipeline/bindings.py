@@ -15,7 +15,7 @@ DUMP = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, POINTER(c_float), c_size_t, c
 
 
 class Options(ctypes.Structure):
-    _fields_ = (("threads", c_int), ("kernels", c_char_p))
+    _fields_ = (("threads", c_int), ("kernels", c_char_p), ("round_inputs", c_int))
 
 
 class Config(ctypes.Structure):
@@ -79,6 +79,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "h3_get_config": (None, (c_void_p, POINTER(Config))),
     "h3_threads": (c_size_t, (c_void_p,)),
     "h3_kernels": (c_char_p, (c_void_p,)),
+    "h3_rounds_inputs": (c_int, (c_void_p,)),
     "h3_kernels_note": (c_char_p, (c_void_p,)),
     "h3_trusted_kernels": (c_char_p, (c_char_p, c_size_t)),
     "h3_processors": (c_size_t, ()),

@@ -203,26 +203,31 @@ class Model(_Handle):
         self.path, self.config = path, _read_config(library, handle)
 
     @classmethod
-    def open(cls, path: Path, threads: int = 0, kernels: str | None = None) -> Model:
+    def open(
+        cls, path: Path, threads: int = 0, kernels: str | None = None, round_inputs: bool = False
+    ) -> Model:
         """Map and check a file.
 
-        `threads` 0 uses every processor this process may use. `kernels` ("plain", "avx2", "avx512", "neon")
-        forces an instruction set, for diagnosis. Raises EngineError with the file's name and what is wrong
-        with it.
+        `threads` 0 uses every processor this process may use. `kernels` ("plain", "avx2", "avx512",
+        "avx512vnni", "neon") forces an instruction set, for diagnosis. `round_inputs` lets products with
+        4-bit weights (Q4_0, Q4_1, Q4_K) round their inputs to 8 bits where that is faster (`describe` says
+        whether): faster and not exact. Raises EngineError with the file's name and what is wrong with it.
         """
         library = load_library()
-        options = bindings.Options(threads, kernels.encode() if kernels else None)
+        options = bindings.Options(threads, kernels.encode() if kernels else None, round_inputs)
         handle = c_void_p()
         _call(library.h3_open, os.fsencode(path), ctypes.byref(options), ctypes.byref(handle))
         log.debug("model at 0x%x from %s", handle.value or 0, path)
         return cls(library, handle, Path(path))
 
     def describe(self) -> dict[str, Any]:
-        """Kernels and threads in use, a note when the fastest kernels are not, and the engine's version."""
+        """Kernels and threads in use, whether inputs of 4-bit weights are rounded, a note when the fastest
+        kernels are not in use, and the engine's version."""
         handle = self._handle
         return {
             "kernels": self._library.h3_kernels(handle).decode(),
             "threads": self._library.h3_threads(handle),
+            "rounds_inputs": bool(self._library.h3_rounds_inputs(handle)),
             "note": self._library.h3_kernels_note(handle).decode(),
             "version": self._library.h3_version().decode(),
         }

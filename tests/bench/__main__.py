@@ -79,10 +79,14 @@ class Parts:
             *(pointer, size, pointer, pointer, ctypes.c_int),
         ]
         library.bench_attention.argtypes = [pointer, pointer, size, size, size, pointer]
+        library.bench_round_inputs.argtypes = [pointer]
         self._library = library
-        self._handle = library.bench_open(kernels.encode(), threads, HEAD_WIDTH)
+        name, _, rounded = kernels.partition("+")
+        self._handle = library.bench_open(name.encode(), threads, HEAD_WIDTH)
         if not self._handle:
-            raise SystemExit(f"This processor has no {kernels} kernels.")
+            raise SystemExit(f"This processor has no {name} kernels.")
+        if rounded:
+            library.bench_round_inputs(self._handle)
 
     def product(self, type_name: str, weight: np.ndarray, rows: int, x: Tensor) -> Tensor:
         packed, result = torch.empty_like(x), torch.empty(len(x), rows)
@@ -203,7 +207,8 @@ def main() -> None:
     parser.add_argument("tables", nargs="*", metavar="table", help="products, attention, forward")
     parser.add_argument("--threads", type=int, default=1, help="for torch and for the engine (default: 1)")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--kernels", help="sets to compare in the first two tables, as in avx2,avx512")
+    parser.add_argument("--kernels", help="sets to compare in the first two tables, as in "
+                        "avx2,avx512,avx512vnni+rounded: the last with inputs of 4-bit weights in 8 bits")
     arguments = parser.parse_args()
     known = ["products", "attention", "forward"]
     wanted = arguments.tables or known

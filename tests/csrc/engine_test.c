@@ -95,6 +95,11 @@ static void wrong_silu(const float *gate, const float *value, size_t count, floa
     target[count - 1] = NAN;
 }
 
+static void wrong_levels(const LevelPanel *panel, const Rounded *input, size_t group_stride, size_t groups,
+                         size_t tokens, float *output, size_t output_stride, bool accumulate) {
+    plain_multiply_levels(panel, input, group_stride, groups - 1, tokens, output, output_stride, accumulate);
+}
+
 /* A self-test that cannot fail protects nothing. */
 static void test_selftest_finds_faults(void) {
     const Kernels *sets[MOST_KERNELS];
@@ -110,6 +115,9 @@ static void test_selftest_finds_faults(void) {
     broken = *fastest_kernels();
     broken.multiply = wrong_multiply;
     CHECK(selftest(&broken) && strcmp(selftest(&broken), "the matrix product") == 0);
+    broken = *fastest_kernels();
+    broken.multiply_levels = wrong_levels;
+    CHECK(selftest(&broken) && strcmp(selftest(&broken), "the product with 8-bit inputs") == 0);
     broken = *fastest_kernels();
     broken.softmax = wrong_softmax;
     CHECK(selftest(&broken) && strcmp(selftest(&broken), "softmax") == 0);
@@ -219,6 +227,77 @@ static void check_product(const Kernels *kernels, size_t rows, size_t columns, s
     free(output);
 }
 
+/* Rounded inputs as what they stand for, [count]. */
+static void read_rounded(const float *values, size_t count, float *target) {
+    for (size_t i = 0; i < count; i += ROUNDED) {
+        const Rounded group = round_values(values + i);
+        int8_t levels[ROUNDED];
+        memcpy(levels, group.quads, sizeof levels);
+        for (size_t j = 0; j < ROUNDED; j++) {
+            target[i + j] = group.scale * (float)levels[j];
+            CHECK(fabsf(target[i + j] - values[i + j]) <= 0.51f * group.scale);
+        }
+    }
+}
+
+static void check_rounded_product(const Kernels *kernels, int index, size_t rows, size_t columns, size_t tokens,
+                                  bool swiglu) {
+    const Format *const format = &format_table()[index];
+    uint32_t state = (uint32_t)(rows + columns + tokens);
+    const size_t row_bytes = columns / format->elements * format->bytes, width = swiglu ? rows / 2 : rows;
+    uint8_t *const stored = allocate(rows, row_bytes);
+    float *const weight = allocate(rows * columns, sizeof *weight), *const rounded = allocate(columns, sizeof *rounded);
+    float *const input = random_floats(tokens * columns, &state), *const output = random_floats(tokens * width, &state);
+    float *const packed = random_floats(tokens * columns, &state);
+    for (size_t i = 0; i < rows * row_bytes; i++) {
+        const size_t place = i % format->bytes; /* a half scale, and in two formats a half minimum, come first */
+        const uint8_t exponent = format->elements == 32 ? 0x21 : 0x10;
+        stored[i] = (uint8_t)(fabsf(random_float(&state)) * 255.0f);
+        if (place < (index == FORMAT_Q4_0 ? 2 : 4)) stored[i] = place % 2 ? exponent : 0;
+    }
+    format->unpack(stored, rows * columns, weight);
+    const Matrix matrix = {stored, rows, columns, row_bytes, index};
+    const Product product = {
+        .weight = &matrix, .input = input, .tokens = tokens, .packed = packed, .output = output,
+        .block = width, .block_stride = width, .row_stride = width, .swiglu = swiglu,
+    };
+    Bench bench;
+    bench_open(&bench, kernels, 1 + tokens % 3, 16);
+    bench.engine.round_inputs = true;
+    gemm(&bench.engine, &product);
+    bench_close(&bench);
+    for (size_t t = 0; t < tokens; t++) {
+        if (kernels->multiply_levels) read_rounded(input + t * columns, columns, rounded);
+        else memcpy(rounded, input + t * columns, columns * sizeof *rounded);
+        for (size_t r = 0; r < width; r++) {
+            double expected = dot(weight + r * columns, rounded, columns);
+            const double other = dot(weight + (width + r) % rows * columns, rounded, columns);
+            if (swiglu) expected = expected / (1.0 + exp(-expected)) * other;
+            CHECK(fabs((double)output[t * width + r] - expected) <= 2e-5 * (1.0 + fabs(expected)));
+        }
+    }
+    free(stored);
+    free(weight);
+    free(rounded);
+    free(input);
+    free(packed);
+    free(output);
+}
+
+/* What no integer can say must not be lost. */
+static void test_rounding_keeps_faults(void) {
+    float values[ROUNDED] = {0};
+    CHECK(round_values(values).scale == 0.0f && round_values(values).sum == 0.0f);
+    values[7] = 1e-38f;
+    CHECK(isfinite(round_values(values).scale));
+    values[7] = 3e38f;
+    CHECK(isfinite(round_values(values).sum) && isfinite(round_values(values).scale));
+    values[7] = NAN;
+    CHECK(isnan(round_values(values).scale) && isnan(round_values(values).sum));
+    values[7] = -INFINITY;
+    CHECK(isnan(round_values(values).scale) && isnan(round_values(values).sum));
+}
+
 static void check_attention(const Kernels *kernels, size_t heads, size_t rows, size_t width) {
     uint32_t state = (uint32_t)(rows + width);
     float *const values = random_floats(3 * heads * rows * width, &state);
@@ -252,6 +331,11 @@ static void test_arithmetic(void) {
     const size_t count = available_kernels(sets);
     for (size_t i = 0; i < count; i++) {
         for (size_t tokens = 1; tokens <= 26; tokens++) check_product(sets[i], 33, 21, tokens, false);
+        for (size_t tokens = 1; tokens <= 26; tokens++)
+            check_rounded_product(sets[i], FORMAT_Q4_0, 33, 32 + 32 * (tokens % 3), tokens, false);
+        check_rounded_product(sets[i], FORMAT_Q4_1, 70, 352, 101, false);
+        check_rounded_product(sets[i], FORMAT_Q4_K, 70, 512, 50, true);
+        check_rounded_product(sets[i], FORMAT_Q4_0, 17, 64, CHUNK + 5, false);
         check_product(sets[i], 130, 300, 101, false);
         check_product(sets[i], 1, 1, 1, false);
         check_product(sets[i], 2 * 37, 40, 60, true);
@@ -269,6 +353,7 @@ static int run_units(void) {
     test_selftest_finds_faults();
     test_unpackers();
     test_arithmetic();
+    test_rounding_keeps_faults();
     if (failures) fprintf(stderr, "%d checks failed\n", failures);
     return failures != 0;
 }
@@ -278,7 +363,7 @@ static int run_units(void) {
 static int open_files(char **paths, int count) {
     for (int i = 0; i < count; i++) {
         char error[512];
-        const h3_options options = {2, NULL};
+        const h3_options options = {.threads = 2};
         h3_model *model;
         const int good = h3_open(paths[i], &options, &model, error, sizeof error);
         printf("%s\n", good ? "ok" : error);
@@ -320,7 +405,7 @@ static int say(const char *error) {
 
 static int forward_case(char **arguments) {
     char error[512];
-    const h3_options options = {atoi(arguments[3]), arguments[4]};
+    const h3_options options = {.threads = atoi(arguments[3]), .kernels = arguments[4]};
     h3_model *model;
     h3_run *run;
     h3_config config;

@@ -34,6 +34,10 @@ EXPORT void bench_close(void *handle) {
     free(bench);
 }
 
+EXPORT void bench_round_inputs(void *handle) {
+    ((Bench *)handle)->engine.round_inputs = true;
+}
+
 /* output [tokens, rows], or [tokens, rows / 2] with swiglu. */
 EXPORT void bench_product(void *handle, uint32_t type, const uint8_t *weight, size_t rows, size_t columns,
                           const float *bias, const float *input, size_t tokens, float *packed, float *output,

@@ -249,11 +249,16 @@ def fixture_gguf(folder: Path, letter: str) -> Path:
 
 
 def forward(
-    path: Path, case: Case, threads: int = 2, kernels: str | None = None, **options
+    path: Path,
+    case: Case,
+    threads: int = 2,
+    kernels: str | None = None,
+    round_inputs: bool = False,
+    **options,
 ) -> tuple[Tensor, Tensor]:
     """Video and audio velocity of one pass; `options` are those of `Run.velocity`."""
     with (
-        Model.open(path, threads, kernels) as model,
+        Model.open(path, threads, kernels, round_inputs) as model,
         model.prepare(case.layout, case.text, case.timesteps) as run,
     ):
         return run.velocity(case.video, case.audio, case.row_timesteps, **options)

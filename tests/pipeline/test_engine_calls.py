@@ -198,7 +198,7 @@ def test_describes_itself(models: dict[str, Path], monkeypatch: pytest.MonkeyPat
     with Model.open(models["a"], threads=3) as model:
         facts = model.describe()
     assert facts["threads"] == 3 and facts["note"] == "" and facts["version"]
-    assert facts["kernels"] in ("avx512", "avx2", "neon", "plain")
+    assert facts["kernels"] in ("avx512vnni", "avx512", "avx2", "neon", "plain")
     assert engine.describe()["kernels"] == facts["kernels"]
     monkeypatch.setenv("H3_KERNELS", "plain")
     with Model.open(models["a"]) as model:
