@@ -64,9 +64,9 @@ typedef struct {
                             set ("plain", "avx2", "avx512", "avx512vnni", "neon"): for diagnosis, and refused where
                             it cannot run. */
     int round_inputs;    /* 0: products are exact, in float32. 1: what Q4_0, Q4_1 and Q4_K weights are multiplied by is
-                            rounded to 8 bits, each 32 values by their largest. Moves the velocity by 0.4 % (relative
-                            L2, 2 random blocks), where Q4_0 itself costs 16 %. Only where the processor is faster
-                            with it, see h3_rounds_inputs; elsewhere products stay exact. */
+                            rounded to 8 bits, each 32 values by their largest. Moves the velocity by 0.3 to 0.8 %
+                            (relative L2, random models of 2 and 6 blocks), where Q4_0 itself costs 9 %. Only where
+                            the processor is faster with it, see h3_rounds_inputs; elsewhere products stay exact. */
 } h3_options;
 
 #define H3_OPTIONS_DEFAULT {0, NULL, 0}
