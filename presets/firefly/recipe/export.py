@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--shift", type=float, default=3.0)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    export(args.work, args.model, args.shift)
+    export(args.work.resolve(), args.model.resolve(), args.shift)
 
 
 if __name__ == "__main__":
