@@ -10,7 +10,6 @@ because the encoder makes nothing of no tokens.
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +26,6 @@ from pipeline.sequence import TEXT_TAG
 if TYPE_CHECKING:
     from pipeline.models import ModelFiles
 
-REMEMBERED = 16
-"""Conditionings kept in memory; one of H3 is about 2 MB."""
 SMALL = 1_500_000_000
 """Encoders of up to this many parameters compute in float32; larger ones in the dtype they are stored in."""
 _LANGUAGE_TOWER = {r"^model\.language_model\.": "", r"^language_model\.": ""}
@@ -53,7 +50,6 @@ class TextEncoder:
         self._tokenizer = tokenizer
         self._model = model.eval().requires_grad_(False)
         self._layer = layer
-        self._remembered: OrderedDict[str, Conditioning] = OrderedDict()
 
     @classmethod
     def open(cls, files: ModelFiles) -> TextEncoder:
@@ -73,14 +69,6 @@ class TextEncoder:
 
     def encode(self, prompt: str) -> Conditioning:
         """The conditioning of a prompt. Raises RequestError for one longer than the encoder can read."""
-        if prompt not in self._remembered:
-            self._remembered[prompt] = self._compute(prompt)
-            if len(self._remembered) > REMEMBERED:
-                self._remembered.popitem(last=False)
-        self._remembered.move_to_end(prompt)
-        return self._remembered[prompt]
-
-    def _compute(self, prompt: str) -> Conditioning:
         tokens = self.tokens(prompt)
         limit = self._model.config.max_position_embeddings
         if len(tokens) > limit:

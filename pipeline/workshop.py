@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CAPTIONS_KEPT = 16
+"""Conditionings kept in memory, longer than their encoder may stay; one of H3 is about 2 MB."""
 ENCODER_SHARE, VAE_SHARE = 1 / 32, 1 / 4
 """Shares of the installed memory a model may hold between its uses."""
 
@@ -49,7 +49,7 @@ class Workshop:
 
     def __init__(self) -> None:
         self._open: _Open | None = None
-        self._captions: OrderedDict[tuple[Path, str], Conditioning] = OrderedDict()
+        self._captions: OrderedDict[str, Conditioning] = OrderedDict()
 
     def use(self, preset: Preset, threads: int) -> ModelFiles:
         """Turn to a preset's models; raises `ModelError` that lists every missing file."""
@@ -84,14 +84,12 @@ class Workshop:
 
     def caption(self, prompt: str) -> Conditioning:
         """Text rows of a prompt; the latest prompts are remembered."""
-        current = self._current()
-        key = (current.files.root, prompt)
-        if key not in self._captions:
-            self._captions[key] = self._encoder().encode(prompt)
+        if prompt not in self._captions:
+            self._captions[prompt] = self._encoder().encode(prompt)
             if len(self._captions) > CAPTIONS_KEPT:
                 self._captions.popitem(last=False)
-        self._captions.move_to_end(key)
-        return self._captions[key]
+        self._captions.move_to_end(prompt)
+        return self._captions[prompt]
 
     def rest_encoder(self) -> None:
         """The captions are read: let go of a text encoder too large to stay."""

@@ -12,7 +12,7 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VL
 
 from pipeline import models
 from pipeline.errors import ModelError, RequestError
-from pipeline.text import REMEMBERED, TextEncoder
+from pipeline.text import TextEncoder
 from tests.pipeline.tiny import LAYERS, TEXT_CONFIG, TEXT_WIDTH, make_text_model, make_tokenizer, write_model
 
 PROMPT = "a red fox"
@@ -95,23 +95,6 @@ def test_prompts_are_read_verbatim(folder):
     encoder = TextEncoder.open(models.find(folder))
     assert len(encoder.tokens("  a \n")) == 5
     assert len(encoder.tokens("狐")) == 3
-
-
-def test_computed_once_for_a_prompt_and_a_few_are_remembered(folder):
-    encoder = TextEncoder.open(models.find(folder))
-    calls = []
-    encoder._model.register_forward_hook(lambda *_: calls.append(1))
-    first = encoder.encode(PROMPT)
-    assert encoder.encode(PROMPT) is first
-    assert len(calls) == 1
-    for index in range(REMEMBERED - 1):
-        encoder.encode(f"other {index}")
-    assert encoder.encode(PROMPT) is first
-    encoder.encode("one more")
-    assert encoder.encode(PROMPT) is first
-    assert len(calls) == 1 + REMEMBERED
-    encoder.encode("other 0")
-    assert len(calls) == 2 + REMEMBERED
 
 
 def test_half_precision_files_of_small_models_compute_in_float32(folder):
